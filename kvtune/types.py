@@ -268,7 +268,7 @@ class PolicyStack(Stored):
 
 
 class Trial(Stored):
-    """One point to measure: a stack on top of the user's base arguments, and how long to measure."""
+    """One point to measure: a stack on top of the user's base arguments, and how often."""
 
     number: int
     stack: PolicyStack
@@ -336,7 +336,10 @@ class LoadRun:
 
 
 class Measurement(Stored):
-    """The outcome of a trial. `metrics` maps a metric name to one value per repeat."""
+    """The outcome of a trial. `metrics` maps a metric name to one value per repeat.
+
+    `canary_answers` are the texts that the long-prompt canary got, where it was asked.
+    """
 
     status: Status
     failure: Failure | None = None
@@ -348,6 +351,7 @@ class Measurement(Stored):
     requests_per_repeat: int = 0
     start_s: float | None = None
     wall_s: float | None = None
+    canary_answers: tuple[str, ...] | None = None
     kv_bytes_per_token_predicted: int | None = None
     kv_bytes_per_token_observed: float | None = None
     versions: dict[str, str] = Field(default_factory=dict)
@@ -355,11 +359,11 @@ class Measurement(Stored):
 
 
 class Interval(Stored):
-    """An estimate with its confidence interval and how it was obtained."""
+    """An estimate, its confidence interval (`None` bounds: too few repeats), and its origin."""
 
     estimate: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     unit: str
     confidence: float = 0.95
     repeats: int = 0

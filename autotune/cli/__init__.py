@@ -1,0 +1,1 @@
+"""The `kvtune` command: one file a command, each parsing, calling and printing."""
