@@ -1,0 +1,1 @@
+"""How it is computed: device probes and, later, one compute kernel a file."""
