@@ -1,0 +1,1 @@
+"""Serving configs as files: one format a module, found by `emitters()`."""
