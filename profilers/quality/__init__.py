@@ -1,0 +1,1 @@
+"""What is checked about answers: one check a file."""

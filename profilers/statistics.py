@@ -1,0 +1,270 @@
+"""Small-sample statistics: percentiles, intervals, ratios, drift.
+
+Repeats of a server measurement are few (3 to 10), so intervals of means use Student's t. Nothing
+here needs SciPy. `None` bounds mean that the data cannot give any, never an infinitely sure value.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean, variance
+from typing import NamedTuple
+
+DRIFT_LEAST_RATIO = 0.05
+"""Change between the halves of a run below which a drift is too small to matter, even if real."""
+
+BOOTSTRAP_RESAMPLES = 2000
+
+
+class Estimate(NamedTuple):
+    """A value with the bounds of its confidence interval, in the unit of the data.
+
+    The bounds are `None` where there are too few values to give any.
+    """
+
+    estimate: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Whether the second half of a series differs from the first.
+
+    `change_ratio` is second mean / first mean - 1, `None` when the first mean is 0. `drifting` is
+    `None` when there are fewer than four values.
+    """
+
+    first_mean: float
+    second_mean: float
+    change_ratio: float | None
+    drifting: bool | None
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The `percent`-th percentile (0 to 100) by linear interpolation between order statistics.
+
+    Same definition as NumPy's default and as vLLM's own benchmark.
+
+    Raises:
+        ValueError: `values` is empty or `percent` is outside 0 to 100.
+    """
+    return sorted_percentile(sorted(values), percent)
+
+
+def sorted_percentile(ordered: Sequence[float], percent: float) -> float:
+    """`percentile` of values that are sorted already."""
+    if not ordered or not 0 <= percent <= 100:
+        raise ValueError(f"percentile {percent} of {len(ordered)} values does not exist")
+    position = (len(ordered) - 1) * percent / 100
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    fraction = position - below
+    low, high = ordered[below], ordered[above]
+    # Interpolating from the nearer end keeps the result within [low, high] despite rounding.
+    if fraction < 0.5:
+        return low + (high - low) * fraction
+    return high - (high - low) * (1 - fraction)
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """Mean with its Student t interval; no bounds for a single value.
+
+    Raises:
+        ValueError: `values` is empty.
+    """
+    mean = fmean(values)
+    if len(values) < 2:
+        return Estimate(mean, None, None)
+    half = t_quantile(0.5 + confidence / 2, len(values) - 1) * math.sqrt(
+        variance(values) / len(values)
+    )
+    return Estimate(mean, mean - half, mean + half)
+
+
+def bootstrap_interval(
+    values: Sequence[float],
+    statistic: Callable[[Sequence[float]], float],
+    seed: int,
+    confidence: float = 0.95,
+) -> Estimate:
+    """`statistic` of the values with its percentile-bootstrap interval; reproducible by `seed`.
+
+    For statistics without a formula (a p95 over requests). Values must be independent; with fewer
+    than about 20 it is too narrow. No bounds for a single value.
+
+    Raises:
+        ValueError: `values` is empty.
+    """
+    if not values:
+        raise ValueError("an interval needs at least one value")
+    estimate = statistic(values)
+    if len(values) < 2:
+        return Estimate(estimate, None, None)
+    rng = random.Random(seed)
+    resampled = sorted(
+        statistic(rng.choices(values, k=len(values))) for _ in range(BOOTSTRAP_RESAMPLES)
+    )
+    tail = 100 * (1 - confidence) / 2
+    return Estimate(
+        estimate, sorted_percentile(resampled, tail), sorted_percentile(resampled, 100 - tail)
+    )
+
+
+def ratio_interval(
+    candidate: Sequence[float], baseline: Sequence[float], confidence: float = 0.95
+) -> Estimate | None:
+    """How many times the candidate's value is the baseline's, from independent repeats.
+
+    Ratio of geometric means; the interval is Welch's on the logarithms, so it is the same whether
+    a quantity or its inverse is compared. `None` when a side is empty or a value is not positive:
+    a ratio of logarithms does not exist then. No bounds when a side has a single value.
+    """
+    if not candidate or not baseline or min(*candidate, *baseline, math.inf) <= 0:
+        return None
+    difference = _welch(
+        [math.log(value) for value in candidate],
+        [math.log(value) for value in baseline],
+        confidence,
+    )
+    return _exponentiated(difference)
+
+
+def paired_ratio_interval(
+    pairs: Sequence[tuple[float, float]], confidence: float = 0.95
+) -> Estimate | None:
+    """As `ratio_interval`, for (candidate, baseline) measured right after each other.
+
+    Pairing removes slow drift of the machine from the interval. `None` when there is no pair or a
+    value is not positive.
+    """
+    if not pairs or min(min(pair) for pair in pairs) <= 0:
+        return None
+    return _exponentiated(
+        mean_interval([math.log(ours / theirs) for ours, theirs in pairs], confidence)
+    )
+
+
+def separated(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> bool:
+    """Whether two sets of repeats differ by more than chance (Welch's interval excludes 0).
+
+    `False` when either side has fewer than two values: nothing can be told then.
+    """
+    if len(first) < 2 or len(second) < 2:
+        return False
+    _, low, high = _welch(first, second, confidence)
+    return low is not None and high is not None and (low > 0 or high < 0)
+
+
+def drift(values: Sequence[float], confidence: float = 0.95) -> Drift:
+    """Compare the first half of a time-ordered series with the second.
+
+    Drifting means that the halves are separated and differ by at least `DRIFT_LEAST_RATIO`. Values
+    that depend on their neighbours make the test too eager.
+
+    Raises:
+        ValueError: fewer than two values.
+    """
+    middle = len(values) // 2
+    if middle == 0:
+        raise ValueError("drift needs at least two values")
+    first, second = values[:middle], values[middle:]
+    before, after = fmean(first), fmean(second)
+    change = after / before - 1 if before else None
+    if len(values) < 4:
+        return Drift(before, after, change, None)
+    matters = change is None or abs(change) >= DRIFT_LEAST_RATIO
+    return Drift(before, after, change, matters and separated(first, second, confidence))
+
+
+def _welch(first: Sequence[float], second: Sequence[float], confidence: float) -> Estimate:
+    """Interval of mean(first) - mean(second) with unequal variances; no bounds below 2 values."""
+    difference = fmean(first) - fmean(second)
+    if len(first) < 2 or len(second) < 2:
+        return Estimate(difference, None, None)
+    one, two = variance(first) / len(first), variance(second) / len(second)
+    if one + two == 0:
+        return Estimate(difference, difference, difference)
+    one_share = one / (one + two)  # shares, because the squares themselves may underflow
+    two_share = 1 - one_share
+    freedom = 1 / (one_share**2 / (len(first) - 1) + two_share**2 / (len(second) - 1))
+    half = t_quantile(0.5 + confidence / 2, freedom) * math.sqrt(one + two)
+    return Estimate(difference, difference - half, difference + half)
+
+
+def _exponentiated(logarithm: Estimate) -> Estimate:
+    estimate, low, high = logarithm
+    return Estimate(
+        math.exp(estimate),
+        None if low is None else math.exp(low),
+        None if high is None else math.exp(high),
+    )
+
+
+@cache
+def t_quantile(probability: float, freedom: float) -> float:
+    """Student's t quantile: the value that a t variable stays below with `probability`.
+
+    Inverts the regularised incomplete beta function by bisection; good to about 1e-10.
+
+    Raises:
+        ValueError: `probability` is not inside (0, 1) or `freedom` is not positive.
+    """
+    if not 0 < probability < 1 or freedom <= 0:
+        raise ValueError(f"no t quantile for probability {probability}, freedom {freedom}")
+    if probability < 0.5:
+        return -t_quantile(1 - probability, freedom)
+    tail = 2 * (1 - probability)
+    low, high = 0.0, 1.0
+    while _two_sided_tail(high, freedom) > tail:
+        low, high = high, 2 * high
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        if _two_sided_tail(middle, freedom) > tail:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _two_sided_tail(value: float, freedom: float) -> float:
+    """P(|T| > value) for a t variable."""
+    return _incomplete_beta(freedom / (freedom + value * value), freedom / 2, 0.5)
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """Regularised incomplete beta function I_x(a, b) through its continued fraction."""
+    if x <= 0:
+        return 0.0
+    if x >= 1:
+        return 1.0
+    if x > (a + 1) / (a + b + 2):  # the fraction converges fast only on this side
+        return 1 - _incomplete_beta(1 - x, b, a)
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )
+    return front * _beta_fraction(x, a, b) / a
+
+
+def _beta_fraction(x: float, a: float, b: float) -> float:
+    """The continued fraction of the incomplete beta function, by Lentz's method."""
+    tiny = 1e-300
+    upper, lower = 1.0, 1 / (1 - (a + b) * x / (a + 1) or tiny)
+    result = lower
+    for step in range(1, 500):
+        even = step * (b - step) * x / ((a + 2 * step - 1) * (a + 2 * step))
+        odd = -(a + step) * (a + b + step) * x / ((a + 2 * step) * (a + 2 * step + 1))
+        before = result
+        for term in (even, odd):
+            lower = 1 / (1 + term * lower or tiny)
+            upper = 1 + term / upper or tiny
+            result *= upper * lower
+        if abs(result / before - 1) < 1e-15:
+            break
+    return result

@@ -1,0 +1,285 @@
+"""What a verdict judges: a stretch of time on a server, and the readings derived from it.
+
+The readings hide vLLM's metric names and their traps from the judgement. A reading that the window
+does not hold is `None`, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import NamedTuple
+
+from kvtune.types import EffectiveConfig
+
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+WAITING_CAPACITY = 'vllm:num_requests_waiting_by_reason{reason="capacity"}'
+KV_USAGE = "vllm:kv_cache_usage_perc"
+PREEMPTIONS = "vllm:num_preemptions_total"
+STEPS = "vllm:iteration_tokens_total_count"
+STEP_TOKENS = "vllm:iteration_tokens_total_sum"
+GENERATED = "vllm:generation_tokens_total"
+PREFILL_S = "vllm:request_prefill_time_seconds_sum"
+DECODE_S = "vllm:request_decode_time_seconds_sum"
+QUEUE_S = "vllm:request_queue_time_seconds_sum"
+INFERENCE_S = "vllm:request_inference_time_seconds_sum"
+FLOPS = "vllm:estimated_flops_per_gpu_total"
+READ_BYTES = "vllm:estimated_read_bytes_per_gpu_total"
+WRITE_BYTES = "vllm:estimated_write_bytes_per_gpu_total"
+EVICTIONS = "vllm:kv_block_idle_before_evict_seconds_count"
+
+RIDGE_DEFAULT_TOKENS = 300.0
+"""Ridge point of an H100 at bf16 in flop/byte, the highest in common use: A100 has 156, H200 206,
+an AMX server about 200. A high ridge calls less work compute-bound."""
+
+
+class StepModel(NamedTuple):
+    """Shares of a mean step's time on an ideal device; they add up to 1.
+
+    Fixed costs of launching and scheduling and the arithmetic of attention are not in it.
+    """
+
+    arithmetic: float
+    weight_reads: float
+    kv_reads: float
+
+
+class Moment(NamedTuple):
+    """One scrape while requests waited: how many ran, and which share of the KV blocks was held."""
+
+    running: float
+    usage: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Counters and gauges of a server over `window_s`, and what else is known about it.
+
+    `counters` are deltas, `gauges` samples as (seconds, value); both are keyed by series as the
+    scraper names them. `load` holds the figures of our own client (`measure`), if it made the load.
+    Peaks, weights and KV bytes are per device; peaks are measured, `None` where they were not.
+    """
+
+    window_s: float
+    counters: Mapping[str, float] = field(default_factory=dict)
+    gauges: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    effective: EffectiveConfig | None = None
+    load: Mapping[str, float] | None = None
+    is_load_ours: bool = False
+    peak_flops_per_s: float | None = None
+    peak_bytes_per_s: float | None = None
+    weight_bytes: int | None = None
+    kv_bytes_per_token: float | None = None
+
+    # --- how much was seen ---
+
+    @property
+    def has_engine_series(self) -> bool:
+        """Whether the server exports engine statistics at all."""
+        return any(key.startswith("vllm:") for key in (*self.counters, *self.gauges))
+
+    @property
+    def steps(self) -> float | None:
+        """Engine steps that produced output."""
+        return self.counters.get(STEPS)
+
+    @property
+    def completed(self) -> float | None:
+        """Requests that finished, for whatever reason."""
+        finished = [
+            value
+            for key, value in self.counters.items()
+            if key.startswith("vllm:request_success_total")
+        ]
+        return sum(finished) if finished else None
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether any sample saw a request running or waiting."""
+        return any(value > 0 for key in (RUNNING, WAITING) for value in self._gauge(key))
+
+    @property
+    def busy_share(self) -> float | None:
+        """Share of the window with a request running.
+
+        The gauge is set after a step, so requests that finish within one step leave it at 0. Where
+        it misses most of the running time that finished requests report, that time bounds the
+        share from above.
+        """
+        running, inference_s = self._gauge(RUNNING), self.counters.get(INFERENCE_S)
+        if running and fmean(running) * self.window_s >= 0.5 * (inference_s or 0.0):
+            return fmean(value > 0 for value in running)
+        return None if inference_s is None else min(1.0, inference_s / self.window_s)
+
+    @property
+    def client_cpu_share(self) -> float | None:
+        """Share of one core that our load client used."""
+        load = self.load or {}
+        cost_s = load.get("client_cpu_s_per_request")
+        rate = load.get("requests_per_s")
+        return None if cost_s is None or rate is None else cost_s * rate
+
+    # --- who waits for what ---
+
+    @property
+    def preemptions_per_request(self) -> float | None:
+        """Preemptions a finished request; all of them if none finished."""
+        preemptions = self.counters.get(PREEMPTIONS)
+        return None if preemptions is None else preemptions / max(1.0, self.completed or 0.0)
+
+    @property
+    def queue_share(self) -> float | None:
+        """Share of the finished requests' time in the server that they waited to be scheduled."""
+        return self._share(QUEUE_S, INFERENCE_S)
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Share of samples in which a request waited for capacity of any kind."""
+        samples = self._gauge(self._waiting_key)
+        return fmean(value > 0 for value in samples) if samples else None
+
+    @property
+    def peak_usage(self) -> float | None:
+        """Largest share of KV blocks held by live requests; reusable cached blocks don't count."""
+        if not any(self._gauge(RUNNING)):
+            return None  # requests that finish within one step leave the gauges at 0
+        return max(self._gauge(KV_USAGE), default=None)
+
+    @property
+    def sequence_limit(self) -> int | None:
+        """How many sequences may run at once."""
+        if self.effective is None:
+            return None
+        limits = (self.effective.max_num_seqs, self.effective.max_num_active_seqs)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
+    def at_limit_share(self) -> float | None:
+        """Of the samples in which requests waited, the share with all sequence slots in use."""
+        moments = self._waiting_moments()
+        if self.sequence_limit is None or not moments:
+            return None
+        return fmean(moment.running >= self.sequence_limit for moment in moments)
+
+    @property
+    def room_prompts(self) -> float | None:
+        """How many mean prompts fitted into the free KV blocks while requests waited."""
+        size = self.effective.kv_cache_size_tokens if self.effective is not None else None
+        moments = self._waiting_moments()
+        prompt_tokens = self._per_request("vllm:request_prompt_tokens")
+        if size is None or not moments or not prompt_tokens:
+            return None
+        return fmean((1 - moment.usage) * size for moment in moments) / prompt_tokens
+
+    # --- where a step's time goes ---
+
+    @property
+    def prefill_tokens_per_step(self) -> float | None:
+        """Prompt tokens computed in a mean step, without what a preemption recomputes."""
+        tokens, generated = self.counters.get(STEP_TOKENS), self.counters.get(GENERATED)
+        if not self.steps or tokens is None or generated is None:
+            return None
+        return max(0.0, tokens - generated) / self.steps
+
+    @property
+    def ridge_tokens(self) -> float:
+        """Tokens a step at which arithmetic takes as long as reading the weights once.
+
+        One multiply-add per 2-byte weight and token: the device's flop/byte at its ridge.
+        """
+        if self.peak_flops_per_s is None or not self.peak_bytes_per_s:
+            return RIDGE_DEFAULT_TOKENS
+        return self.peak_flops_per_s / self.peak_bytes_per_s
+
+    @property
+    def step_model(self) -> StepModel | None:
+        """How a mean step divides between prefill arithmetic, weight reads and KV reads."""
+        prefill_tokens, kv_bytes = self.prefill_tokens_per_step, self.kv_bytes_per_step
+        if prefill_tokens is None or kv_bytes is None or not self.weight_bytes:
+            return None
+        arithmetic = prefill_tokens / self.ridge_tokens
+        kv_reads = kv_bytes / self.weight_bytes
+        total = arithmetic + 1 + kv_reads
+        return StepModel(arithmetic / total, 1 / total, kv_reads / total)
+
+    @property
+    def prefill_share(self) -> float | None:
+        """Share of the requests' running time before their first token."""
+        return self._share(PREFILL_S, DECODE_S)
+
+    @property
+    def flops_share(self) -> float | None:
+        """Arithmetic done, as a share of the device's peak."""
+        flops = self._estimate(FLOPS)
+        if flops is None or self.peak_flops_per_s is None:
+            return None
+        return flops / self.window_s / self.peak_flops_per_s
+
+    @property
+    def traffic_share(self) -> float | None:
+        """Memory traffic, as a share of the device's peak.
+
+        Without the engine's own estimate: weights and KV read once a step.
+        """
+        read, written = self._estimate(READ_BYTES), self._estimate(WRITE_BYTES)
+        traffic_bytes = None if read is None else read + (written or 0.0)
+        kv_bytes = self.kv_bytes_per_step
+        if traffic_bytes is None and self.weight_bytes and kv_bytes is not None:
+            traffic_bytes = (self.weight_bytes + kv_bytes) * (self.steps or 0.0)
+        if traffic_bytes is None or self.peak_bytes_per_s is None:
+            return None
+        return traffic_bytes / self.window_s / self.peak_bytes_per_s
+
+    @property
+    def kv_bytes_per_step(self) -> float | None:
+        """KV bytes that decoding reads in a mean step: sequences x mean context x bytes a token.
+
+        From token counts, because usage gauges count a shared prefix once though every sequence
+        reads it.
+        """
+        prompt_tokens = self._per_request("vllm:request_prompt_tokens")
+        answer_tokens = self._per_request("vllm:request_generation_tokens")
+        generated = self.counters.get(GENERATED)
+        if self.kv_bytes_per_token is None or not self.steps or generated is None:
+            return None
+        if prompt_tokens is None or answer_tokens is None:
+            return None
+        context_tokens = prompt_tokens + answer_tokens / 2
+        return generated / self.steps * context_tokens * self.kv_bytes_per_token
+
+    # --- helpers ---
+
+    @property
+    def _waiting_key(self) -> str:
+        return WAITING_CAPACITY if WAITING_CAPACITY in self.gauges else WAITING
+
+    def _gauge(self, key: str) -> list[float]:
+        return [value for _, value in self.gauges.get(key, ())]
+
+    def _waiting_moments(self) -> list[Moment]:
+        """The samples in which requests waited while others ran."""
+        running, usage = dict(self.gauges.get(RUNNING, ())), dict(self.gauges.get(KV_USAGE, ()))
+        return [
+            Moment(running[at_s], usage[at_s])
+            for at_s, waiting in self.gauges.get(self._waiting_key, ())
+            if waiting > 0 and running.get(at_s, 0.0) > 0 and at_s in usage
+        ]
+
+    def _share(self, part: str, rest: str) -> float | None:
+        part_s, rest_s = self.counters.get(part), self.counters.get(rest)
+        if part_s is None or rest_s is None or part_s + rest_s <= 0:
+            return None
+        return part_s / (part_s + rest_s)
+
+    def _per_request(self, histogram: str) -> float | None:
+        total, count = (
+            self.counters.get(f"{histogram}_sum"),
+            self.counters.get(f"{histogram}_count"),
+        )
+        return total / count if total is not None and count else None
+
+    def _estimate(self, key: str) -> float | None:
+        """An analytic estimate of the engine; 0 means that it is off, not that nothing ran."""
+        return self.counters.get(key) or None
