@@ -1,0 +1,204 @@
+"""What a search may try: the knobs of all policies that apply here, and why the rest do not.
+
+Everything here is pure. A point of the space is a mapping from knob name to value; `stack_from`
+turns any such mapping into a stack that the engine accepts, so a search cannot ask for nonsense.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from pydantic import JsonValue
+
+from kvtune.errors import BadInput
+from kvtune.policies.base import Context, Knob, Policy, Support, describe_range, policies
+from kvtune.policies.capacity import shortfall
+from kvtune.policies.settings import settings_of
+from kvtune.policies.stack import RULES, Rule, broken_rules, compose, describe, position
+from kvtune.types import Choice, Harm, PolicyStack
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceKnob:
+    """A knob of a policy in a space; `active_when` maps earlier knobs to the values it needs."""
+
+    policy: str
+    knob: Knob
+    active_when: Mapping[str, tuple[JsonValue, ...]] | None
+    because: str
+
+    def is_active(self, values: Mapping[str, JsonValue]) -> bool:
+        """Whether this knob matters, given a value for each knob that it depends on."""
+        return all(values[name] in allowed for name, allowed in (self.active_when or {}).items())
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """What may be tried. `refusals` maps a policy, or `knob=value`, to the reason.
+
+    A knob comes after those that it depends on. `baseline` is what every stack carries: nothing,
+    or the user's memory limit.
+    """
+
+    knobs: tuple[SpaceKnob, ...]
+    refusals: dict[str, str]
+    baseline: PolicyStack
+
+    @property
+    def defaults(self) -> dict[str, JsonValue]:
+        """The values that give the baseline."""
+        return {entry.knob.name: entry.knob.default for entry in self.knobs}
+
+
+def build_space(ctx: Context, *, harm: Harm, only: Sequence[str] | None = None) -> SearchSpace:
+    """Collect what may be tried here, up to a harm class.
+
+    Args:
+        ctx: what is known about engine, device, model and workload.
+        harm: the worst harm class to offer.
+        only: names of the policies to offer; None offers all.
+
+    Raises:
+        BadInput: `only` names a policy that does not exist.
+    """
+    known = policies()
+    _check_names(only, known)
+    order = list(Harm)
+    knobs: list[SpaceKnob] = []
+    refusals: dict[str, str] = {}
+    forced: list[Choice] = []
+    for name in sorted(known, key=position):
+        policy = known[name]()
+        support = policy.supports(ctx)
+        if order.index(policy.harm) > order.index(harm):
+            support = Support.no(f"it is {policy.harm.value}, and this search is {harm.value}")
+        offered = policy.knobs(ctx) if support.ok else ()
+        always = policy.choice({}, ctx) if support.ok and not offered else None
+        if always is not None:
+            forced.append(always)
+        if only is not None and name not in only:
+            continue
+        if not support.ok:
+            refusals[name] = support.reason
+        elif always is not None and not always.arguments:
+            refusals[name] = "there is only one value to try"
+        else:
+            refusals |= policy.refused_values(ctx)
+            knobs += [SpaceKnob(name, knob, knob.active_when, knob.because) for knob in offered]
+    return SearchSpace(_linked(knobs), refusals, compose(forced))
+
+
+def stack_from(space: SearchSpace, values: Mapping[str, JsonValue], ctx: Context) -> PolicyStack:
+    """Turn a point into the stack that serves it.
+
+    A value outside its range becomes the nearest one, a knob that is not named is at its default,
+    names that the space does not have are ignored, and so are knobs that are not active. Values
+    that do not go together are moved by the rules of `kvtune.policies.stack`, always the same way.
+    """
+    point = {
+        entry.knob.name: entry.knob.nearest(values.get(entry.knob.name, entry.knob.default))
+        for entry in space.knobs
+    }
+    point = _without_inactive(space, point)
+    for _ in RULES:  # A pass mends one rule, and no repair brings back a rule mended before.
+        broken = broken_rules(_build(space, point, ctx), ctx)
+        if not broken:
+            break
+        point = _without_inactive(space, _mend(space, point, broken[0], ctx))
+    return _build(space, point, ctx)
+
+
+def infeasible_reason(stack: PolicyStack, ctx: Context) -> str | None:
+    """Say why the engine would refuse to start with this stack; None if nothing is known to."""
+    for rule in broken_rules(stack, ctx):
+        if rule.effect == "refused":
+            return rule.reason
+    return shortfall({**ctx.base_arguments, **stack.arguments}, ctx)
+
+
+def dry_run_text(space: SearchSpace) -> str:
+    """Return what would be tried and what would not, with reasons, as plain text."""
+    lines = [f"baseline: {describe(space.baseline)}"]
+    count = prod(len(entry.knob.choices) or 1 for entry in space.knobs)
+    lines.append(f"knobs: {len(space.knobs)}, at most {count:,} combinations")
+    for entry in space.knobs:
+        knob = entry.knob
+        unit = f" {knob.unit}" if knob.unit else ""
+        lines.append(f"  {knob.name}: {describe_range(knob)}{unit} (default {knob.default})")
+        lines.append(f"    {entry.because}")
+        for name, allowed in (entry.active_when or {}).items():
+            lines.append(f"    only when {name} is {' or '.join(map(str, allowed))}")
+    if space.refusals:
+        lines.append("not offered:")
+        lines += [f"  {name}: {reason}" for name, reason in space.refusals.items()]
+    return "\n".join(lines)
+
+
+def _check_names(only: Sequence[str] | None, known: Mapping[str, type[Policy]]) -> None:
+    for name in only or ():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise BadInput(
+                f"there is no policy {name!r}",
+                fix=f"{hint}the policies: {', '.join(sorted(known))}",
+            )
+
+
+def _linked(knobs: Sequence[SpaceKnob]) -> tuple[SpaceKnob, ...]:
+    """Drop conditions on knobs that the space does not have: those are at their defaults."""
+    names = {entry.knob.name for entry in knobs}
+    return tuple(
+        replace(
+            entry,
+            active_when={
+                name: allowed
+                for name, allowed in (entry.active_when or {}).items()
+                if name in names
+            }
+            or None,
+        )
+        for entry in knobs
+    )
+
+
+def _without_inactive(space: SearchSpace, point: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the point with every knob that does not matter at its default."""
+    kept = dict(point)
+    for entry in space.knobs:
+        if not entry.is_active(kept):
+            kept[entry.knob.name] = entry.knob.default
+    return kept
+
+
+def _build(space: SearchSpace, point: Mapping[str, JsonValue], ctx: Context) -> PolicyStack:
+    known = policies()
+    parameters: dict[str, dict[str, JsonValue]] = {}
+    for entry in space.knobs:
+        parameters.setdefault(entry.policy, {})[entry.knob.name] = point[entry.knob.name]
+    choices = [known[name]().choice(chosen, ctx) for name, chosen in parameters.items()]
+    return compose([*space.baseline.choices, *choices])
+
+
+def _mend(
+    space: SearchSpace, point: Mapping[str, JsonValue], rule: Rule, ctx: Context
+) -> dict[str, JsonValue]:
+    """Move the first knob that can mend a rule: to the nearest value if refused, off if dead."""
+    knobs = {entry.knob.name: entry.knob for entry in space.knobs}
+    for name in (name for name in rule.repairs if name in knobs):
+        for value in _nearest_first(knobs[name], point[name], rule):
+            moved = {**point, name: value}
+            arguments = {**ctx.base_arguments, **_build(space, moved, ctx).arguments}
+            if not rule.broken(settings_of(arguments, ctx)):
+                return moved
+    return {**point, **{name: knobs[name].default for name in rule.repairs if name in knobs}}
+
+
+def _nearest_first(knob: Knob, value: JsonValue, rule: Rule) -> list[JsonValue]:
+    if rule.effect == "dead" or value not in knob.choices:
+        return [knob.default]
+    here = knob.choices.index(value)
+    return sorted(knob.choices, key=lambda choice: abs(knob.choices.index(choice) - here))

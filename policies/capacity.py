@@ -1,0 +1,139 @@
+"""What fits into the KV pool: bytes, blocks and tokens, as vLLM counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from kvtune.policies.base import Context
+from kvtune.policies.settings import read_count, settings_of
+
+DTYPE_BYTES = {
+    "bfloat16": 2,
+    "float16": 2,
+    "half": 2,
+    "float32": 4,
+    "float": 4,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A KV pool of `blocks` blocks of `block_tokens` tokens; block 0 never holds a token."""
+
+    blocks: int
+    block_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """The size that vLLM reports, the reserved block included."""
+        return self.blocks * self.block_tokens
+
+    @property
+    def usable_tokens(self) -> int:
+        """What requests can hold together."""
+        return max(self.blocks - 1, 0) * self.block_tokens
+
+
+def kv_bytes_per_token(arguments: Mapping[str, JsonValue], ctx: Context) -> int | None:
+    """Return the bytes a token takes on each device; None where that is not known exactly."""
+    if ctx.model is None or any(
+        (read_count(arguments.get(name)) or 1) > 1
+        for name in ("pipeline-parallel-size", "decode-context-parallel-size")
+    ):
+        return None
+    each = _element_bytes(arguments, ctx)
+    ranks = read_count(arguments.get("tensor-parallel-size")) or 1
+    if each is None or (ctx.model.kv_heads > ranks and ctx.model.kv_heads % ranks):
+        return None
+    heads_here = max(ctx.model.kv_heads // ranks, 1)
+    return ctx.model.kv_bytes_per_token(each) * heads_here // ctx.model.kv_heads
+
+
+def pool_of(arguments: Mapping[str, JsonValue], ctx: Context) -> Pool | None:
+    """Return the KV pool under `arguments` (the base arguments included); None when unknown."""
+    block_tokens = settings_of(arguments, ctx).block_tokens
+    override = read_count(arguments.get("num-gpu-blocks-override"))
+    if override is not None:
+        return Pool(override, block_tokens)
+    per_token = kv_bytes_per_token(arguments, ctx)
+    memory = _pool_bytes(arguments, ctx)
+    if per_token is None or memory is None:
+        return None
+    return Pool(memory // (per_token * block_tokens), block_tokens)
+
+
+def limited_arguments(ctx: Context) -> dict[str, JsonValue]:
+    """Return the base arguments with the memory limit in force."""
+    limit = memory_to_set(ctx)
+    return {**ctx.base_arguments, **({} if limit is None else {"kv-cache-memory-bytes": limit})}
+
+
+def memory_to_set(ctx: Context) -> int | None:
+    """Return the KV bytes to ask for so that the user's limit holds; None if it holds anyway."""
+    asked = read_count(ctx.base_arguments.get("kv-cache-memory-bytes"))
+    if asked is not None and asked <= (ctx.kv_memory_limit_bytes or asked):
+        return None
+    return ctx.kv_memory_limit_bytes
+
+
+def shortfall(arguments: Mapping[str, JsonValue], ctx: Context) -> str | None:
+    """Say why not even one request of the longest length fits; None if it fits, or is unknown."""
+    pool = pool_of(arguments, ctx)
+    longest = settings_of(arguments, ctx).max_model_len_tokens
+    if pool is None or longest is None or longest <= pool.usable_tokens:
+        return None
+    return (
+        f"a KV pool of {pool.blocks} blocks of {pool.block_tokens} tokens holds "
+        f"{pool.usable_tokens:,} tokens (one block is reserved), less than one request of "
+        f"max-model-len {longest:,}"
+    )
+
+
+def resident_requests(ctx: Context) -> int | None:
+    """Return how many typical requests the base pool holds at once; None when unknown.
+
+    Typical is the median input plus the median output, or the longest request served.
+    """
+    arguments = limited_arguments(ctx)
+    pool = pool_of(arguments, ctx)
+    seen = ctx.fingerprint
+    inputs = seen.input_tokens.p50 if seen and seen.input_tokens else None
+    outputs = seen.output_tokens.p50 if seen and seen.output_tokens else None
+    tokens = settings_of(arguments, ctx).max_model_len_tokens
+    if inputs is not None and outputs is not None:
+        tokens = max(round(inputs + outputs), 1)
+    if pool is None or tokens is None:
+        return None
+    return pool.usable_tokens // tokens
+
+
+def _element_bytes(arguments: Mapping[str, JsonValue], ctx: Context) -> int | None:
+    cached = str(arguments.get("kv-cache-dtype", "auto"))
+    if cached != "auto":
+        return DTYPE_BYTES.get(cached)
+    served = str(arguments.get("dtype", "auto"))
+    if served == "auto" and ctx.model is not None:
+        return ctx.model.dtype_bytes
+    return DTYPE_BYTES.get(served)
+
+
+def _pool_bytes(arguments: Mapping[str, JsonValue], ctx: Context) -> int | None:
+    asked = read_count(arguments.get("kv-cache-memory-bytes"))
+    if asked is not None:
+        return asked
+    base_share = ctx.base_arguments.get("gpu-memory-utilization")
+    seen = ctx.baseline
+    if seen is None or arguments.get("gpu-memory-utilization") != base_share:
+        return None
+    if seen.kv_cache_memory_bytes is not None:
+        return seen.kv_cache_memory_bytes
+    per_token = kv_bytes_per_token(ctx.base_arguments, ctx)
+    if per_token is None or seen.num_gpu_blocks is None or seen.block_size_tokens is None:
+        return None
+    return seen.num_gpu_blocks * seen.block_size_tokens * per_token
