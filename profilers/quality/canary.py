@@ -261,7 +261,7 @@ def _loop(text: str) -> str | None:
         for index in range(length, len(units)):
             run = run + 1 if units[index] == units[index - length] else 0
             longest = max(longest, run)
-        covered = longest + length if longest >= length else 0
-        if covered / len(units) > LOOP_SHARE:
+        covered = longest + length
+        if longest >= 2 * length and covered / len(units) > LOOP_SHARE:  # said three times
             return f"{covered} of {len(units)} words repeat the same {length}"
     return None

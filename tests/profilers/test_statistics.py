@@ -1,0 +1,177 @@
+import math
+import random
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtune.profilers.statistics import (
+    bootstrap_interval,
+    drift,
+    mean_interval,
+    paired_ratio_interval,
+    percentile,
+    ratio_interval,
+    separated,
+    t_quantile,
+)
+
+numbers = st.floats(-1e6, 1e6, allow_nan=False)
+positive = st.floats(1e-3, 1e3, allow_nan=False)
+
+
+@given(st.lists(numbers, min_size=1, max_size=40), st.floats(0, 100))
+def test_percentile_is_numpys(values, percent):
+    assert percentile(values, percent) == pytest.approx(
+        float(numpy.percentile(values, percent)), rel=1e-9, abs=1e-6
+    )
+
+
+@given(st.lists(numbers, min_size=1, max_size=20), st.floats(0, 100))
+def test_percentile_stays_within_the_data(values, percent):
+    assert min(values) <= percentile(values, percent) <= max(values)
+
+
+@pytest.mark.parametrize(("values", "percent"), [([], 50), ([1.0], 101), ([1.0], -1)])
+def test_impossible_percentile_is_refused(values, percent):
+    with pytest.raises(ValueError, match="does not exist"):
+        percentile(values, percent)
+
+
+@pytest.mark.parametrize(  # printed tables of Student's t
+    ("probability", "freedom", "expected"),
+    [
+        (0.975, 1, 12.706),
+        (0.975, 2, 4.303),
+        (0.975, 3, 3.182),
+        (0.975, 4, 2.776),
+        (0.975, 9, 2.262),
+        (0.975, 30, 2.042),
+        (0.95, 5, 2.015),
+        (0.995, 10, 3.169),
+        (0.9995, 2, 31.599),
+        (0.975, 1e7, 1.960),
+    ],
+)
+def test_t_quantile_matches_the_table(probability, freedom, expected):
+    assert t_quantile(probability, freedom) == pytest.approx(expected, abs=6e-4)
+
+
+@given(st.floats(0.51, 0.995), st.floats(1, 60))
+def test_t_quantile_inverts_the_integrated_density(probability, freedom):
+    quantile = t_quantile(probability, freedom)
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    grid = numpy.linspace(0, quantile, 20001)
+    density = scale / math.sqrt(freedom * math.pi)
+    density = density * (1 + grid**2 / freedom) ** (-(freedom + 1) / 2)
+    assert 0.5 + float(numpy.trapezoid(density, grid)) == pytest.approx(probability, abs=1e-6)
+    assert t_quantile(1 - probability, freedom) == pytest.approx(-quantile, rel=1e-9)
+
+
+def test_mean_interval_of_known_values():
+    # mean 3, standard error sqrt(2.5 / 5), t(4) = 2.7764
+    estimate, low, high = mean_interval([1, 2, 3, 4, 5])
+    assert (estimate, low, high) == pytest.approx((3, 3 - 1.96324, 3 + 1.96324), abs=1e-4)
+
+
+def test_single_value_has_no_interval():
+    assert mean_interval([2.5]) == (2.5, None, None)
+    assert bootstrap_interval([2.5], max, seed=1) == (2.5, None, None)
+    ratio = ratio_interval([3.0], [2.0, 2.0])
+    assert ratio is not None
+    assert ratio == (pytest.approx(1.5), None, None)
+
+
+def test_mean_interval_covers_the_truth_as_often_as_it_says():
+    rng = random.Random(7)
+    covered = 0
+    for _ in range(2000):
+        _, low, high = mean_interval([rng.gauss(10, 3) for _ in range(4)])
+        covered += low <= 10 <= high
+    assert covered / 2000 == pytest.approx(0.95, abs=0.015)
+
+
+def test_ratio_interval_covers_the_truth_as_often_as_it_says():
+    rng = random.Random(11)
+    covered = 0
+    for _ in range(1500):
+        ours = [1.2 * math.exp(rng.gauss(0, 0.1)) for _ in range(5)]
+        theirs = [math.exp(rng.gauss(0, 0.02)) for _ in range(3)]
+        _, low, high = ratio_interval(ours, theirs)
+        covered += low <= 1.2 <= high
+    assert covered / 1500 == pytest.approx(0.95, abs=0.02)
+
+
+def test_bootstrap_interval_covers_the_truth_and_repeats_by_seed():
+    rng = random.Random(3)
+    covered = 0
+    for trial in range(60):
+        values = [rng.expovariate(1.0) for _ in range(80)]
+        _, low, high = bootstrap_interval(values, lambda v: sum(v) / len(v), seed=trial)
+        covered += low <= 1.0 <= high
+    assert covered >= 52
+    values = [rng.random() for _ in range(30)]
+    assert bootstrap_interval(values, max, seed=5) == bootstrap_interval(values, max, seed=5)
+
+
+@given(
+    st.lists(positive, min_size=2, max_size=8),
+    st.lists(positive, min_size=2, max_size=8),
+    st.floats(0.01, 100),
+)
+def test_ratio_interval_turns_over_and_scales(ours, theirs, factor):
+    there = ratio_interval(ours, theirs)
+    back = ratio_interval(theirs, ours)
+    scaled = ratio_interval([value * factor for value in ours], theirs)
+    assert there.estimate * back.estimate == pytest.approx(1)
+    assert there.low * back.high == pytest.approx(1, rel=1e-6)
+    assert scaled.estimate == pytest.approx(there.estimate * factor)
+    assert there.low <= there.estimate * (1 + 1e-9)
+    assert there.estimate <= there.high * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [([0.0, 1.0], [1.0]), ([1.0], [0.0]), ([], [1.0])])
+def test_ratio_without_positive_values_is_unknown(ours, theirs):
+    assert ratio_interval(ours, theirs) is None
+
+
+def test_pairing_removes_drift_that_both_share():
+    machine = [1.0, 1.4, 0.7, 1.1]
+    pairs = [(1.1 * speed, speed) for speed in machine]
+    paired = paired_ratio_interval(pairs)
+    unpaired = ratio_interval([ours for ours, _ in pairs], [theirs for _, theirs in pairs])
+    assert paired.low > 1.09
+    assert unpaired.low < 1 < unpaired.high
+    assert paired_ratio_interval([]) is None
+    assert paired_ratio_interval([(1.0, 0.0)]) is None
+
+
+def test_separated_needs_repeats_and_a_real_difference():
+    assert separated([10.0, 10.1, 9.9], [12.0, 12.1, 11.9])
+    assert not separated([10.0, 12.0, 9.0], [12.0, 10.1, 11.9])
+    assert not separated([10.0], [20.0])
+    assert separated([1.0, 1.0], [2.0, 2.0])
+    assert not separated([1.0, 1.0], [1.0, 1.0])
+
+
+def test_separated_rarely_sees_a_difference_that_is_not_there():
+    rng = random.Random(13)
+    alarms = sum(
+        separated([rng.gauss(5, 1) for _ in range(4)], [rng.gauss(5, 2) for _ in range(4)])
+        for _ in range(1000)
+    )
+    assert alarms <= 70
+
+
+def test_drift_is_a_change_that_is_real_and_matters():
+    steady = drift([10.0, 10.1, 9.9, 10.0, 10.1, 9.9])
+    assert steady.drifting is False
+    slowing = drift([10.0, 10.1, 9.9, 12.0, 12.1, 11.9])
+    assert slowing.drifting is True
+    assert slowing.change_ratio == pytest.approx(0.2)
+    real_but_small = drift([10.0, 10.0, 10.001, 10.1, 10.1, 10.101])
+    assert real_but_small.drifting is False
+    assert drift([1.0, 2.0]).drifting is None
+    with pytest.raises(ValueError, match="two values"):
+        drift([1.0])
