@@ -162,9 +162,7 @@ def _infeasible(
         if not means.get(key, float("inf")) <= slo.limit_s
     ]
     reasons = ("no measured trial meets every goal; this is the closest one", *misses)
-    return _decision(
-        goal, Outcome.INFEASIBLE, closest, baseline, [closest], reasons, rejected
-    )
+    return _decision(goal, Outcome.INFEASIBLE, closest, baseline, [closest], reasons, rejected)
 
 
 def _decision(

@@ -1,0 +1,147 @@
+"""`kvtune doctor`: what is usable here, and the fix for what is not."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+
+from kvtune.autotune.cli import options
+
+EPILOG = "Example: kvtune doctor --model ./model"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that kvtune can use. `ok` is None where it is optional and absent."""
+
+    name: str
+    ok: bool | None
+    found: str
+    fix: str = ""
+
+
+def doctor(
+    model: Annotated[
+        str | None, typer.Option("--model", help="Also check this checkpoint directory.")
+    ] = None,
+    engine_python: options.EnginePython = None,
+    store: options.StoreUrl = None,
+    json: options.Json = False,
+) -> None:
+    """Check Python, vLLM, torch, GPU, NVML, the history and a model; exit code 2 if one is broken."""
+    from json import dumps
+
+    from rich.markup import escape
+
+    from kvtune.autotune.cli.console import print_json, stdout
+
+    checks = [
+        _python(),
+        *_engine(engine_python),
+        *_device(),
+        _history(store),
+        *([_model(model)] if model is not None else []),
+    ]
+    if json:
+        print_json(dumps([asdict(check) for check in checks]))
+    else:
+        for check in checks:
+            mark = {True: "[green]ok  [/green]", False: "[red]bad [/red]", None: "[dim]none[/dim]"}
+            stdout.print(f"{mark[check.ok]} {check.name:<8} {escape(check.found)}", soft_wrap=True)
+            if check.fix:
+                stdout.print(f"              fix: {escape(check.fix)}", soft_wrap=True)
+    if any(check.ok is False for check in checks):
+        raise typer.Exit(2)
+
+
+def _python() -> Check:
+    import platform
+    import sys
+
+    return Check("python", True, f"{platform.python_version()} ({sys.executable})")
+
+
+def _engine(python: str | None) -> list[Check]:
+    from kvtune.engines.vllm.engine import VllmEngine
+    from kvtune.errors import EngineError
+
+    try:
+        with VllmEngine(python=python) as engine:
+            info = engine.describe()
+    except EngineError as error:
+        return [Check("vllm", False, error.message, error.fix)]
+    tested = "" if info.tested else " (a version that kvtune was not tested with)"
+    return [
+        Check("vllm", True, f"{info.distribution} {info.version}, {info.platform}{tested}"),
+        Check("torch", info.torch is not None, info.torch or "not found beside vLLM"),
+    ]
+
+
+def _device() -> list[Check]:
+    from kvtune.kernels.device import cpu_flags, detect_device, gpu_status
+
+    device = detect_device()
+    memory = "" if device.memory_bytes is None else f", {device.memory_bytes / 2**30:.1f} GiB"
+    checks = [Check("device", True, f"{device.count} x {device.name}{memory}")]
+    status = gpu_status()
+    checks.append(Check("gpu", True if device.kind == "cuda" else None, status))
+    if device.kind == "cpu":
+        fast = "avx512f" in cpu_flags()
+        checks.append(
+            Check(
+                "cpu",
+                fast,
+                "AVX-512 is there" if fast else "no AVX-512, which vLLM's CPU build needs",
+                "" if fast else "use a machine with AVX-512 or an NVIDIA GPU",
+            )
+        )
+    return checks
+
+
+def _history(url: str | None) -> Check:
+    from kvtune.errors import KvtuneError
+
+    try:
+        with options.open_history(url) as history:
+            return Check("history", True, f"{len(history.studies())} studies in {history.location}")
+    except KvtuneError as error:
+        return Check("history", False, error.message, error.fix)
+
+
+def _model(path: str) -> Check:
+    from kvtune.autotune.profiling import weight_bytes
+    from kvtune.autotune.trial import check_model
+    from kvtune.errors import KvtuneError
+    from kvtune.policies.model_shape import read_model_shape
+
+    try:
+        check_model(path)
+        shape = read_model_shape(_existing(path))
+    except KvtuneError as error:
+        return Check("model", False, error.message, error.fix)
+    weights = weight_bytes(path)
+    if weights is None:
+        return Check("model", False, f"{path} holds no weight files", "finish the download")
+    per_token = shape.kv_bytes_per_token(shape.dtype_bytes)
+    return Check(
+        "model",
+        True,
+        f"{shape.architecture}, {weights / 2**20:.0f} MiB of weights, "
+        f"{per_token:,} KV bytes a token",
+    )
+
+
+def _existing(path: str) -> options.Path:
+    from kvtune.errors import NotFound
+
+    found = options.Path(path).expanduser()
+    if not found.exists():
+        raise NotFound(f"the model path {path} does not exist", fix="give a checkpoint directory")
+    return found
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(epilog=EPILOG)(doctor)

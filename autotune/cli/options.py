@@ -1,0 +1,264 @@
+"""Options that several commands share, each spelled and explained once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic import JsonValue
+
+    from kvtune.engines.base import Engine
+    from kvtune.profilers.measure import LoadPlan
+    from kvtune.store.database import Store
+    from kvtune.types import Workload
+
+    Arguments = Mapping[str, JsonValue]
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        envvar="KVTUNE_STORE",
+        help="History: an SQLite file or a PostgreSQL URL [default: in the user's data folder].",
+        show_default=False,
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", help="Checkpoint directory or hub id to start a server with."),
+]
+ServedModelName = Annotated[
+    str | None, typer.Option("--served-model-name", help="Name that requests use for the model.")
+]
+WorkloadFile = Annotated[
+    str | None,
+    typer.Option("--workload", help="Requests to replay: prompts JSONL, ShareGPT, Mooncake, ..."),
+]
+WorkloadFormat = Annotated[
+    str | None,
+    typer.Option("--workload-format", help="Format of the workload [default: recognised]."),
+]
+Limit = Annotated[
+    int | None, typer.Option("--limit", min=1, help="Use the first N requests of the workload.")
+]
+Goals = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--goal",
+        help='A limit such as "p95 ttft <= 800ms" (repeatable), or a whole goal such as '
+        '"max goodput where p95 ttft <= 800ms and p95 itl <= 80ms".',
+        show_default=False,
+    ),
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(
+        "--concurrency",
+        min=1,
+        help="Closed loop: keep N requests in flight [default: the workload's arrival times, "
+        "else 16].",
+        show_default=False,
+    ),
+]
+TimeScale = Annotated[
+    float,
+    typer.Option("--time-scale", help="Open loop: multiply arrival times; 0.5 doubles the rate."),
+]
+NaturalStop = Annotated[
+    bool,
+    typer.Option(
+        "--natural-stop",
+        help="Let answers end where the model ends them instead of at the workload's length.",
+    ),
+]
+OutputTokens = Annotated[
+    int,
+    typer.Option("--output-tokens", min=1, help="Output length where the workload names none."),
+]
+EngineName = Annotated[
+    str, typer.Option("--engine", help="vllm, or simulated (a queueing model, for trying kvtune).")
+]
+EnginePython = Annotated[
+    str | None,
+    typer.Option("--engine-python", help="Interpreter of the environment that vLLM is in."),
+]
+EngineCommand = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-command",
+        help='Template that starts a server, such as "docker run --rm --network host '
+        'vllm/vllm-openai:v0.32.0 {args}".',
+    ),
+]
+EngineArgs = Annotated[
+    str,
+    typer.Option(
+        "--engine-args", help='Arguments of every server, such as "--max-model-len 4096".'
+    ),
+]
+ColdStart = Annotated[
+    bool,
+    typer.Option(
+        "--cold-start", help="Start every server anew instead of forking it from a warm parent."
+    ),
+]
+StartTimeout = Annotated[
+    float, typer.Option("--start-timeout", help="Seconds that a server may take to start.")
+]
+KvMemory = Annotated[
+    str | None,
+    typer.Option("--kv-memory", help="Memory for the KV cache, such as 64MiB or 8GiB."),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the sampler and of made-up prompts.")]
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_TIME_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def parse_bytes(text: str) -> int:
+    """A size such as `64MiB`, `8G` or `1048576` in bytes.
+
+    Raises:
+        BadInput: it is not a size above 0.
+    """
+    from kvtune.errors import BadInput
+
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
+    factor = {**_UNITS, **_BINARY_UNITS}.get(match[2].lower()) if match else None
+    if match is None or factor is None or float(match[1]) * factor < 1:
+        raise BadInput(f"{text!r} is not a size", fix="write it like 64MiB, 8GiB or 1048576")
+    return int(float(match[1]) * factor)
+
+
+def parse_duration(text: str) -> float:
+    """A time such as `90s`, `15m` or `1.5h` in seconds.
+
+    Raises:
+        BadInput: it is not a time above 0, or has no unit.
+    """
+    from kvtune.errors import BadInput
+
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h)\s*", text)
+    if match is None or float(match[1]) <= 0:
+        raise BadInput(f"{text!r} is not a time", fix="write it like 90s, 15m or 1.5h")
+    return float(match[1]) * _TIME_UNITS[match[2]]
+
+
+def make_engine(name: str, *, python: str | None, command: str | None, cold_start: bool) -> Engine:
+    """The engine that the options name.
+
+    Raises:
+        BadInput: there is no such engine, or the options do not go together.
+    """
+    from kvtune.errors import BadInput
+
+    if name == "simulated":
+        from kvtune.engines.simulated.engine import SimulatedEngine
+
+        return SimulatedEngine()
+    if name == "vllm":
+        from kvtune.engines.vllm.engine import VllmEngine
+
+        return VllmEngine(
+            python=python, command=command, start="cold" if cold_start or command else "warm"
+        )
+    raise BadInput(f"there is no engine {name!r}", fix="use vllm or simulated")
+
+
+def base_arguments(engine_args: str, kv_memory: str | None) -> dict[str, JsonValue]:
+    """The engine arguments that every trial has.
+
+    Raises:
+        BadInput: they cannot be read, or say the KV memory twice.
+    """
+    from kvtune.engines.vllm.arguments import parse_engine_args
+    from kvtune.errors import BadInput
+
+    arguments: dict[str, JsonValue] = dict(parse_engine_args(engine_args))
+    if kv_memory is not None:
+        if "kv-cache-memory-bytes" in arguments:
+            raise BadInput(
+                "the KV memory is given twice, by --kv-memory and in --engine-args",
+                fix="keep one of the two",
+            )
+        arguments["kv-cache-memory-bytes"] = parse_bytes(kv_memory)
+    return arguments
+
+
+def read_workload(
+    path: str,
+    *,
+    format: str | None,
+    limit: int | None,
+    heldout_share: float = 0.0,
+    seed: int = 0,
+) -> Workload:
+    """Load a workload file that the user named."""
+    from kvtune.profilers.workload import load_workload
+
+    return load_workload(path, format=format, limit=limit, heldout_share=heldout_share, seed=seed)
+
+
+def make_plan(
+    workload: Workload,
+    *,
+    model: str | None,
+    concurrency: int | None,
+    time_scale: float,
+    natural_stop: bool,
+    output_tokens: int,
+) -> LoadPlan:
+    """How a workload is replayed: closed loop if asked for or without arrival times."""
+    from kvtune.autotune.profiling import vocab_size
+    from kvtune.profilers.load.client import ClosedLoop, OpenLoop
+    from kvtune.profilers.measure import LoadPlan
+
+    timed = all(request.arrival_s is not None for request in workload.requests)
+    arrivals: OpenLoop | ClosedLoop
+    if concurrency is None and timed:
+        arrivals = OpenLoop(time_scale=time_scale)
+    else:
+        arrivals = ClosedLoop(concurrency or 16)
+    known = vocab_size(model) if model is not None else None
+    plan = LoadPlan(
+        arrivals=arrivals,
+        fixed_length=not natural_stop,
+        default_output_tokens=output_tokens,
+    )
+    if known is None:
+        return plan
+    from dataclasses import replace
+
+    return replace(plan, vocab_size=known)
+
+
+def open_history(url: str | None) -> Store:
+    """Open the history that `--store` names."""
+    from kvtune.store.database import open_store
+
+    return open_store(url)
+
+
+def log_directory(history: Store, name: str) -> Path:
+    """Where the logs of servers go: beside the history if that is a file."""
+    from kvtune.store.location import default_directory
+
+    base = history.path.parent if history.path is not None else default_directory()
+    directory = base / "logs" / name
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def fresh_salt() -> int:
+    """A salt that no earlier replay on the same server has had."""
+    import secrets
+
+    return secrets.randbits(28)

@@ -1,0 +1,208 @@
+"""`kvtune profile`: name what holds a workload back."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvtune.autotune.cli import options
+
+if TYPE_CHECKING:
+    from kvtune.autotune.cli.console import TerminalReporter
+    from kvtune.engines.base import Engine
+    from kvtune.profilers.measure import LoadPlan
+    from kvtune.types import EffectiveConfig, Endpoint, Goal, LoadRun, Profile, Workload
+
+EPILOG = (
+    "Examples: kvtune profile --url http://localhost:8000 --duration 60s    "
+    "kvtune profile --model ./model --workload requests.jsonl --concurrency 12"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """The workload to send and how to send it."""
+
+    workload: Workload
+    plan: LoadPlan
+
+
+def profile(
+    url: Annotated[
+        str | None, typer.Option("--url", help="A running server to attach to; never disturbed.")
+    ] = None,
+    model: options.Model = None,
+    workload: options.WorkloadFile = None,
+    duration: Annotated[
+        str, typer.Option("--duration", help="How long to watch without a workload.")
+    ] = "30s",
+    goal: options.Goals = None,
+    workload_format: options.WorkloadFormat = None,
+    limit: options.Limit = None,
+    concurrency: options.Concurrency = None,
+    time_scale: options.TimeScale = 1.0,
+    natural_stop: options.NaturalStop = False,
+    output_tokens: options.OutputTokens = 128,
+    kv_memory: options.KvMemory = None,
+    engine_args: options.EngineArgs = "",
+    served_model_name: options.ServedModelName = None,
+    engine: options.EngineName = "vllm",
+    engine_python: options.EnginePython = None,
+    engine_command: options.EngineCommand = None,
+    cold_start: options.ColdStart = False,
+    start_timeout: options.StartTimeout = 300.0,
+    store: options.StoreUrl = None,
+    json: options.Json = False,
+) -> None:
+    """Say what a workload is bound by, with the evidence.
+
+    With --url kvtune attaches to a running server: without a workload it only reads its counters,
+    with one it sends that load. With --model it starts a server, replays the workload and stops it.
+    """
+    from kvtune.autotune.cli.console import TerminalReporter, print_json, print_profile
+    from kvtune.errors import BadInput
+    from kvtune.profilers.goal import parse_goal
+
+    if (url is None) == (model is None):
+        raise BadInput(
+            "profile needs a server: either --url or --model",
+            fix="kvtune profile --url http://localhost:8000, or --model PATH --workload FILE",
+        )
+    wanted = parse_goal(goal or [])
+    watch_s = options.parse_duration(duration)
+    load = None
+    if workload is not None:
+        requests = options.read_workload(workload, format=workload_format, limit=limit)
+        plan = options.make_plan(
+            requests,
+            model=model,
+            concurrency=concurrency,
+            time_scale=time_scale,
+            natural_stop=natural_stop,
+            output_tokens=output_tokens,
+        )
+        load = _Load(requests, plan)
+    reporter = TerminalReporter()
+    with options.open_history(store) as history:
+        with reporter.live():
+            if url is not None:
+                result = _attached(url, load, watch_s, wanted, reporter)
+            elif load is None:
+                raise BadInput(
+                    "a server that kvtune starts gets no traffic of its own",
+                    fix="name the requests to replay: --workload FILE",
+                )
+            else:
+                runner = options.make_engine(
+                    engine, python=engine_python, command=engine_command, cold_start=cold_start
+                )
+                arguments = options.base_arguments(engine_args, kv_memory)
+                with runner:
+                    result = _launched(
+                        runner,
+                        str(model),
+                        served_model_name,
+                        arguments,
+                        start_timeout,
+                        options.log_directory(history, "profile"),
+                        load,
+                        wanted,
+                        reporter,
+                    )
+        history.save_profile(result)
+    if json:
+        print_json(result.model_dump_json())
+    else:
+        print_profile(result)
+
+
+def _attached(
+    url: str, load: _Load | None, watch_s: float, goal: Goal, reporter: TerminalReporter
+) -> Profile:
+    from kvtune.autotune.profiling import Subject, profile_of, watch
+    from kvtune.engines.attach import attach
+
+    reporter.phase(f"Attaching to {url}")
+    endpoint, effective = attach(url)
+    if load is None:
+        reporter.note(f"watching {endpoint.model} for {watch_s:g} s; nothing is sent")
+        run = asyncio.run(watch(endpoint, watch_s, on_second=reporter.watched))
+    else:
+        run = _replayed(endpoint, effective, load, reporter)
+    subject = Subject(
+        model=endpoint.model,
+        endpoint_url=endpoint.url,
+        effective=effective,
+        fingerprint=None if load is None else load.workload.fingerprint,
+    )
+    return profile_of(subject, run, goal, is_load_ours=False)
+
+
+def _launched(
+    runner: Engine,
+    model: str,
+    served_model_name: str | None,
+    arguments: options.Arguments,
+    start_timeout_s: float,
+    log_directory: Path,
+    load: _Load,
+    goal: Goal,
+    reporter: TerminalReporter,
+) -> Profile:
+    from kvtune.autotune.profiling import Subject, profile_of
+    from kvtune.autotune.trial import check_model, request_failure
+    from kvtune.engines.base import ServerSpec
+    from kvtune.errors import EngineError
+    from kvtune.kernels.device import detect_device
+
+    check_model(model)
+    info = runner.describe()
+    reporter.phase(f"Starting {info.name} {info.version} with {model}")
+    server = runner.launch(
+        ServerSpec(model=model, served_model_name=served_model_name, arguments=arguments),
+        log_path=log_directory / "server.log",
+        start_timeout_s=start_timeout_s,
+        on_log=reporter.server_log,
+    )
+    with server:
+        reporter.note(f"ready after {server.start_s:.1f} s")
+        run = _replayed(server.endpoint, server.effective, load, reporter)
+        failure = server.failure() or request_failure(run)
+    if failure is not None:
+        raise EngineError(failure.failure, failure.message, failure.fix, failure.log_excerpt)
+    subject = Subject(
+        model=model,
+        endpoint_url=server.endpoint.url,
+        effective=server.effective,
+        engine=info,
+        device=detect_device(),
+        fingerprint=load.workload.fingerprint,
+    )
+    return profile_of(subject, run, goal, is_load_ours=True)
+
+
+def _replayed(
+    endpoint: Endpoint, effective: EffectiveConfig | None, load: _Load, reporter: TerminalReporter
+) -> LoadRun:
+    from kvtune.profilers.measure import replay_workload
+
+    reporter.note(f"replaying {len(load.workload.requests)} requests of {load.workload.name}")
+    return asyncio.run(
+        replay_workload(
+            endpoint,
+            load.workload.requests,
+            load.plan,
+            salt=options.fresh_salt(),
+            max_model_len_tokens=None if effective is None else effective.max_model_len_tokens,
+            on_progress=reporter.load,
+        )
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(epilog=EPILOG)(profile)

@@ -1,0 +1,221 @@
+"""`kvtune search`: find the least harmful configuration that meets a goal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvtune.autotune.cli import options
+
+if TYPE_CHECKING:
+    from kvtune.autotune.tune import Tuning
+    from kvtune.types import Decision
+
+EPILOG = (
+    "Example: kvtune search --model ./model --workload requests.jsonl "
+    '--goal "p95 ttft <= 800ms" --goal "p95 itl <= 80ms" --budget 12 --budget-time 15m'
+)
+
+
+def search(
+    model: Annotated[str, typer.Option("--model", help="Checkpoint directory or hub id to serve.")],
+    workload: Annotated[
+        str, typer.Option("--workload", help="Requests to tune for (see kvtune workload).")
+    ],
+    goal: options.Goals = None,
+    budget: Annotated[
+        int, typer.Option("--budget", min=1, help="Trials, the stock defaults included.")
+    ] = 12,
+    budget_time: Annotated[
+        str | None, typer.Option("--budget-time", help="Time for everything, such as 15m.")
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option("--study", help="Name of the study [default: from its contents].")
+    ] = None,
+    workload_format: options.WorkloadFormat = None,
+    limit: options.Limit = None,
+    heldout_share: Annotated[
+        float, typer.Option("--heldout-share", help="Share of requests kept for confirmation.")
+    ] = 0.25,
+    concurrency: options.Concurrency = None,
+    time_scale: options.TimeScale = 1.0,
+    natural_stop: options.NaturalStop = False,
+    output_tokens: options.OutputTokens = 128,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Replays of the workload a trial.")
+    ] = 1,
+    finalists: Annotated[
+        int, typer.Option("--finalists", min=1, help="Trials to confirm beside the defaults.")
+    ] = 2,
+    confirm_rounds: Annotated[
+        int, typer.Option("--confirm-rounds", min=2, help="Interleaved rounds of confirmation.")
+    ] = 3,
+    max_harm: Annotated[
+        str, typer.Option("--max-harm", help="lossless or near-lossless: what may be tried.")
+    ] = "near-lossless",
+    explore_lossy: Annotated[
+        bool,
+        typer.Option("--explore-lossy", help="Try levers that may change answers from the start."),
+    ] = False,
+    kv_memory: options.KvMemory = None,
+    engine_args: options.EngineArgs = "",
+    served_model_name: options.ServedModelName = None,
+    engine: options.EngineName = "vllm",
+    engine_python: options.EnginePython = None,
+    engine_command: options.EngineCommand = None,
+    cold_start: options.ColdStart = False,
+    start_timeout: options.StartTimeout = 300.0,
+    remeasure: Annotated[
+        bool, typer.Option("--remeasure", help="Measure points again that another study knows.")
+    ] = False,
+    seed: options.Seed = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be searched, and stop.")
+    ] = False,
+    store: options.StoreUrl = None,
+    json: options.Json = False,
+) -> None:
+    """Search for the configuration with the best goodput that meets the goal.
+
+    Stock defaults are trial 0. Lossless levers come first; fp8 KV is tried when they miss the goal.
+    The best trials and the defaults are measured again, interleaved, on held-out requests. Ctrl-C
+    ends with the best so far; the same command goes on where it stopped.
+    """
+    from kvtune.autotune.cli.console import TerminalReporter, print_json
+    from kvtune.autotune.study import open_study
+    from kvtune.autotune.trial import Bench, check_model
+    from kvtune.autotune.tune import Budget, Rules, Tuning
+    from kvtune.errors import BadInput
+    from kvtune.kernels.device import detect_device
+    from kvtune.profilers.goal import parse_goal
+    from kvtune.types import Harm
+
+    if max_harm not in (Harm.LOSSLESS, Harm.NEAR_LOSSLESS):
+        raise BadInput(f"--max-harm {max_harm!r} is not known", fix="use lossless or near-lossless")
+    check_model(model)
+    wanted = parse_goal(goal or [])
+    base = options.base_arguments(engine_args, kv_memory)
+    requests = options.read_workload(
+        workload, format=workload_format, limit=limit, heldout_share=heldout_share, seed=seed
+    )
+    plan = options.make_plan(
+        requests,
+        model=model,
+        concurrency=concurrency,
+        time_scale=time_scale,
+        natural_stop=natural_stop,
+        output_tokens=output_tokens,
+    )
+    time_s = options.parse_duration(budget_time) if budget_time else None
+    device = detect_device()
+    reporter = TerminalReporter()
+    with (
+        options.open_history(store) as history,
+        options.make_engine(
+            engine, python=engine_python, command=engine_command, cold_start=cold_start
+        ) as runner,
+    ):
+        info = runner.describe()
+        if problems := runner.check_arguments(base, model):
+            raise BadInput(
+                "the engine refuses --engine-args: " + "; ".join(problems),
+                fix="look the names up with: vllm serve --help=all",
+            )
+        row = open_study(
+            history,
+            name=study,
+            model=model,
+            served_model_name=served_model_name,
+            engine=info,
+            device=device,
+            workload=requests,
+            plan=plan,
+            goal=wanted,
+            base_arguments=base,
+            environment={},
+        )
+        tuning = Tuning(
+            study=row,
+            store=history,
+            bench=Bench(
+                engine=runner,
+                model=model,
+                served_model_name=served_model_name,
+                environment={},
+                plan=plan,
+                goal=wanted,
+                log_dir=options.log_directory(history, row.name),
+                reporter=reporter,
+                start_timeout_s=start_timeout,
+            ),
+            workload=requests,
+            device=device,
+            budget=Budget(
+                trials=budget,
+                time_s=time_s,
+                finalists=finalists,
+                confirm_rounds=confirm_rounds,
+                repeats=repeats,
+            ),
+            rules=Rules(
+                max_harm=Harm(max_harm),
+                explore_lossy=explore_lossy,
+                seed=seed,
+                remeasure=remeasure,
+            ),
+        )
+        if dry_run:
+            _print_plan(tuning)
+            return
+        with reporter.live():
+            decision = tuning.run()
+        if json:
+            print_json(decision.model_dump_json())
+        else:
+            _print_decision(tuning, decision)
+        raise typer.Exit(_exit_code(tuning, decision))
+
+
+def _print_plan(tuning: Tuning) -> None:
+    from kvtune.autotune.cli.console import stdout
+    from kvtune.autotune.space import dry_run_text
+
+    stdout.print(dry_run_text(tuning.planned_space()), markup=False, soft_wrap=True)
+
+
+def _print_decision(tuning: Tuning, decision: Decision) -> None:
+    from rich.markup import escape
+
+    from kvtune.autotune.cli.console import OUTCOME_TEXT, figures_table, interval, stdout
+    from kvtune.policies.stack import describe
+
+    stdout.print(f"\n{OUTCOME_TEXT[decision.outcome]} - study {tuning.study.name}")
+    if decision.recommended is not None:
+        trial = tuning.store.trial(tuning.study, decision.recommended)
+        name = describe(trial.trial.stack)
+        stdout.print(f"Recommended: trial {decision.recommended}: [bold]{escape(name)}[/bold]")
+        stdout.print(figures_table(decision.figures, decision.baseline_figures, "recommended"))
+    if decision.gain_ratio is not None:
+        stdout.print(
+            f"{tuning.study.goal.objective} x {interval(decision.gain_ratio)} of the stock defaults'"
+        )
+    for reason in decision.reasons:
+        stdout.print(f"- {escape(reason)}", soft_wrap=True)
+    stdout.print(f"\nNext: kvtune emit --study {tuning.study.name} --format vllm-yaml -o DIRECTORY")
+
+
+def _exit_code(tuning: Tuning, decision: Decision) -> int:
+    from kvtune.autotune.cli.app import INTERRUPTED
+    from kvtune.types import Outcome
+
+    if tuning.interrupted:
+        return INTERRUPTED
+    if decision.outcome is Outcome.NOTHING_MEASURED:
+        return 3
+    return 0 if decision.outcome in (Outcome.WINNER, Outcome.KEEP_BASELINE) else 1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(epilog=EPILOG)(search)

@@ -1,0 +1,146 @@
+"""`kvtune workload`: look at a workload file, or make one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvtune.autotune.cli import options
+
+if TYPE_CHECKING:
+    from kvtune.types import Histogram
+
+app = typer.Typer(
+    name="workload", help="Look at a workload file, or make one.", no_args_is_help=True
+)
+
+
+@app.command(epilog="Example: kvtune workload inspect mooncake_conversation.jsonl")
+def inspect(
+    file: Annotated[Path, typer.Argument(help="Workload file, also gzipped.")],
+    format: Annotated[
+        str | None, typer.Option("--format", help="Format [default: recognised].")
+    ] = None,
+    limit: options.Limit = None,
+    json: options.Json = False,
+) -> None:
+    """Print the fingerprint of a workload: lengths, arrivals, and how much prefixes are shared.
+
+    The file is streamed, so its size does not matter.
+    """
+    from collections import Counter
+    from itertools import islice
+
+    from kvtune.autotune.cli.console import number, print_json, stderr, stdout
+    from kvtune.profilers.fingerprint import fingerprint
+    from kvtune.profilers.workload import stream_requests
+
+    skipped: Counter[str] = Counter()
+    with stderr.status(f"reading {file}"):
+        found = fingerprint(islice(stream_requests(file, format, skipped=skipped), limit))
+    if json:
+        print_json(found.model_dump_json())
+        return
+    stdout.print(f"{found.requests} requests", end="")
+    if found.duration_s is not None:
+        stdout.print(
+            f" over {found.duration_s:.0f} s: {number(found.request_rate_per_s)} a second, "
+            f"burstiness {number(found.burstiness)} (1 is Poisson)",
+            end="",
+        )
+    stdout.print()
+    for title, histogram in (("input", found.input_tokens), ("output", found.output_tokens)):
+        _draw(title, histogram)
+    if found.reusable_prefix_share:
+        about = " (estimated from a sample of blocks)" if found.sampled else ""
+        stdout.print(f"\nReusable share of prompt tokens by block size{about}:")
+        for block, share in sorted(found.reusable_prefix_share.items()):
+            stdout.print(f"  {block:>5} {share:6.1%} {'█' * round(40 * share)}")
+    for reason, count in skipped.items():
+        stdout.print(f"[yellow]{count} records skipped:[/yellow] {reason}")
+
+
+@app.command(
+    epilog="Example: kvtune workload make --requests 200 --shared-prefixes 4 --prefix-tokens 608 "
+    "--input-tokens uniform:32-120 --output-tokens uniform:40-80 -o requests.jsonl"
+)
+def make(
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    requests: Annotated[int, typer.Option("--requests", help="How many requests.")] = 200,
+    input_tokens: Annotated[
+        str,
+        typer.Option(
+            "--input-tokens",
+            help="Own prompt tokens a request: 512, uniform:100-800, lognormal:512,0.6 or "
+            "choice:128,2048.",
+        ),
+    ] = "512",
+    output_tokens: Annotated[
+        str, typer.Option("--output-tokens", help="Generated tokens a request, written alike.")
+    ] = "128",
+    arrival: Annotated[
+        str | None,
+        typer.Option(
+            "--arrival", help="poisson:2.5, gamma:2.5,0.5 or constant:4 [default: no times]."
+        ),
+    ] = None,
+    shared_prefixes: Annotated[
+        int, typer.Option("--shared-prefixes", help="How many different shared prefixes.")
+    ] = 0,
+    prefix_tokens: Annotated[
+        int, typer.Option("--prefix-tokens", help="Length of each, a multiple of 16.")
+    ] = 0,
+    prefix_skew: Annotated[
+        float, typer.Option("--prefix-skew", help="Zipf skew of their popularity; 0 is even.")
+    ] = 0.0,
+    turns: Annotated[int, typer.Option("--turns", help="Requests a conversation.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="Same seed, same file.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Make a synthetic workload from length distributions, arrivals and prefix sharing."""
+    import sys
+
+    from kvtune.errors import BadInput
+    from kvtune.profilers.synthetic import SyntheticSpec, make_requests
+    from kvtune.profilers.traces.prompts_jsonl import format_line
+
+    if output.exists() and not force:
+        raise BadInput(f"{output} exists already", fix="choose another name, or pass --force")
+    spec = SyntheticSpec(
+        requests=requests,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        arrival=arrival,
+        shared_prefixes=shared_prefixes,
+        prefix_tokens=prefix_tokens,
+        prefix_skew=prefix_skew,
+        turns=turns,
+    )
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("w") as file:
+            file.writelines(format_line(request) + "\n" for request in make_requests(spec, seed))
+    except OSError as error:
+        raise BadInput(
+            f"{output} cannot be written: {error.strerror}", fix="choose another file"
+        ) from error
+    sys.stderr.write(f"wrote {requests} requests to {output}\n")
+
+
+def _draw(title: str, histogram: Histogram | None) -> None:
+    from kvtune.autotune.cli.console import number, stdout
+
+    if histogram is None:
+        stdout.print(f"\n{title} tokens: not in the file")
+        return
+    stdout.print(
+        f"\n{title} tokens: mean {number(histogram.mean)}, p50 {number(histogram.p50)}, "
+        f"p95 {number(histogram.p95)}, p99 {number(histogram.p99)}"
+    )
+    most = max(histogram.counts, default=0) or 1
+    for low, high, count in zip(
+        histogram.edges, histogram.edges[1:], histogram.counts, strict=False
+    ):
+        stdout.print(f"  {low:>8.0f} to {high:<8.0f} {count:>8} {'█' * round(40 * count / most)}")

@@ -1,0 +1,148 @@
+"""Measure points and write them down; what is known already is not measured again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from kvtune.autotune.trial import Bench, run_trial, versions_of
+from kvtune.store.database import Store
+from kvtune.store.key import point_key
+from kvtune.store.rows import StudyRow
+from kvtune.types import LoadRun, Measurement, PolicyStack, Request, Status, Trial
+
+RUNG_BASELINE, RUNG_LOSSLESS, RUNG_NEAR_LOSSLESS, RUNG_CONFIRM = 0, 1, 2, 9
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSet:
+    """The requests of a replay and the digest that identifies them."""
+
+    requests: tuple[Request, ...]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A point with its outcome; `reused` when it was known before."""
+
+    trial: Trial
+    measurement: Measurement
+    reused: bool
+
+
+class Ledger:
+    """The trials of one study: runs them on the bench and keeps them in the store.
+
+    `remeasure` measures a point again although another study knows it.
+    """
+
+    def __init__(self, store: Store, study: StudyRow, bench: Bench, *, remeasure: bool) -> None:
+        self._store = store
+        self._study = study
+        self._bench = bench
+        self._remeasure = remeasure
+        rows = store.trials(study)
+        self._planned = {row.number: row.trial for row in rows}
+        self._measured = {
+            row.number: row.measurement for row in rows if row.measured and row.measurement
+        }
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Every measured trial of the study, by number."""
+        return [
+            Entry(self._planned[number], measurement, reused=True)
+            for number, measurement in sorted(self._measured.items())
+        ]
+
+    def runs(self, trial: Trial, requests: RequestSet) -> list[LoadRun]:
+        """The raw runs behind a trial's measurement."""
+        return self._store.runs_of(self._key(trial, requests))
+
+    def run(
+        self,
+        stack: PolicyStack,
+        requests: RequestSet,
+        *,
+        repeats: int,
+        seed: int,
+        rung: int,
+        canary: bool,
+        parent: int | None = None,
+        optuna_number: int | None = None,
+    ) -> Entry:
+        """Measure a point, or find it.
+
+        Raises:
+            KeyboardInterrupt: the user stopped it; the attempt is stored as stopped.
+        """
+        trial = self._trial(stack, repeats=repeats, seed=seed, parent=parent)
+        if trial.number in self._measured:
+            return Entry(trial, self._measured[trial.number], reused=True)
+        key = self._key(trial, requests)
+        planning = {"optuna_number": optuna_number, "rung": rung}
+        if not self._remeasure:
+            known = self._store.reuse(self._study, trial, key, **planning)
+            if known is not None:
+                return self._keep(trial, known, reused=True)
+        attempt = self._store.begin_attempt(self._study, trial, key, **planning)
+        try:
+            label = "trial" if parent is None else "confirm"
+            measurement, runs = run_trial(
+                trial, self._bench, requests.requests, canary=canary, label=label
+            )
+        except KeyboardInterrupt:
+            stopped = Measurement(status=Status.STOPPED, versions=versions_of(None))
+            self._store.finish_attempt(attempt, stopped, ())
+            raise
+        self._store.finish_attempt(attempt, measurement, runs)
+        return self._keep(trial, measurement, reused=False)
+
+    def _keep(self, trial: Trial, measurement: Measurement, *, reused: bool) -> Entry:
+        self._planned[trial.number] = trial
+        self._measured[trial.number] = measurement
+        return Entry(trial, measurement, reused)
+
+    def _trial(self, stack: PolicyStack, *, repeats: int, seed: int, parent: int | None) -> Trial:
+        """The trial of this point that the study has already, else one with the next number."""
+        trial = Trial(
+            number=max(self._planned, default=-1) + 1,
+            stack=stack,
+            base_arguments=dict(self._study.base_arguments),
+            repeats=repeats,
+            seed=seed,
+            parent=parent,
+        )
+        for number, planned in self._planned.items():
+            same = planned.model_copy(update={"number": trial.number, "stack": stack})
+            if same == trial and planned.stack.arguments == stack.arguments:
+                return self._planned[number]
+        self._planned[trial.number] = trial
+        return trial
+
+    def _key(self, trial: Trial, requests: RequestSet) -> str:
+        settings: dict[str, JsonValue] = {
+            **self._bench.plan.key(),
+            "repeats": trial.repeats,
+            "seed": trial.seed,
+            "goal": self._study.goal.model_dump(mode="json"),
+        }
+        return point_key(
+            model=self._study.model,
+            engine=self._study.engine,
+            device=self._study.device,
+            workload_digest=requests.digest,
+            arguments=trial.arguments,
+            settings=settings,
+        )
+
+
+def unseen_arguments(entries: Sequence[Entry], stack: PolicyStack) -> bool:
+    """Whether no trial that is no confirmation has these arguments."""
+    return all(
+        entry.trial.parent is not None or entry.trial.stack.arguments != stack.arguments
+        for entry in entries
+    )

@@ -1,0 +1,52 @@
+"""What long work says while it runs. The command line draws it; tests and libraries may not care."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kvtune.profilers.load.progress import Progress
+from kvtune.types import Measurement, Trial, Verdict
+
+
+class Reporter(Protocol):
+    """Receives what happens, as it happens. Never raises and never slows the measurement."""
+
+    def phase(self, title: str) -> None:
+        """A new step of the work begins."""
+
+    def note(self, text: str) -> None:
+        """Something worth reading that is not an error."""
+
+    def server_log(self, line: str) -> None:
+        """One line of the log of a server that is starting."""
+
+    def load(self, progress: Progress) -> None:
+        """How far a replay is."""
+
+    def verdict(self, verdict: Verdict) -> None:
+        """What the workload is bound by."""
+
+    def trial(self, trial: Trial, measurement: Measurement, *, reused: bool, done: int) -> None:
+        """A trial has ended; `done` counts those of this study."""
+
+
+class Quiet:
+    """A reporter that says nothing."""
+
+    def phase(self, title: str) -> None:
+        """Say nothing."""
+
+    def note(self, text: str) -> None:
+        """Say nothing."""
+
+    def server_log(self, line: str) -> None:
+        """Say nothing."""
+
+    def load(self, progress: Progress) -> None:
+        """Say nothing."""
+
+    def verdict(self, verdict: Verdict) -> None:
+        """Say nothing."""
+
+    def trial(self, trial: Trial, measurement: Measurement, *, reused: bool, done: int) -> None:
+        """Say nothing."""

@@ -1,0 +1,171 @@
+"""The sampler: Optuna behind ask and tell. The only file that knows Optuna.
+
+A trial that failed is told as pruned with a violated constraint and no value: the sampler then
+keeps away from it without any made-up score (told as plain failures, Optuna's TPE forgets them).
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import optuna
+from optuna.samplers import TPESampler
+from optuna.trial import FrozenTrial, Trial, TrialState
+from pydantic import JsonValue
+
+from kvtune.autotune.space import SearchSpace, SpaceKnob
+
+VIOLATIONS = "kvtune_violations"
+STARTUP_TRIALS = 6
+UNSEEN_TRIES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A point that the sampler wants measured: knob name to value."""
+
+    optuna_number: int
+    values: dict[str, JsonValue]
+
+
+class Search:
+    """One Optuna study that maximises one objective under constraints.
+
+    `storage_url` is an SQLAlchemy URL; the study lives in Optuna's own tables there and goes on
+    where it stopped when it exists already.
+    """
+
+    def __init__(self, name: str, storage_url: str, *, seed: int) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._storage = optuna.storages.RDBStorage(storage_url)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = TPESampler(
+                multivariate=True,
+                group=True,
+                n_startup_trials=STARTUP_TRIALS,
+                constraints_func=_violations_of,
+                seed=seed,
+            )
+            self._study = optuna.create_study(
+                study_name=name,
+                storage=self._storage,
+                sampler=sampler,
+                direction="maximize",
+                load_if_exists=True,
+            )
+        told = len(self._study.get_trials(deepcopy=False))
+        self._rng = random.Random(seed + told)
+        sampler.reseed_rng() if told else None
+        self._open: dict[int, Trial] = {}
+
+    @property
+    def name(self) -> str:
+        """The study's name in Optuna's tables."""
+        return self._study.study_name
+
+    def recover(self) -> None:
+        """Close trials that a process which is gone has left running; they carry no result."""
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if trial.number not in self._open:
+                self._study.tell(trial.number, state=TrialState.FAIL)
+
+    def suggest_first(self, space: SearchSpace, values: Mapping[str, JsonValue]) -> None:
+        """Propose this point of `space` before any that the sampler would choose."""
+        self._study.enqueue_trial(_encoded(space, values), skip_if_exists=True)
+
+    def ask(self, space: SearchSpace) -> Proposal:
+        """Propose a point of `space`. Every proposal must be told how it went."""
+        trial = self._study.ask()
+        values: dict[str, JsonValue] = {}
+        for knob in space.knobs:
+            if _active(knob, values):
+                values[knob.knob.name] = _suggest(trial, knob)
+        self._open[trial.number] = trial
+        return Proposal(trial.number, values)
+
+    def ask_unlike(self, space: SearchSpace, seen: Sequence[Mapping[str, JsonValue]]) -> Proposal:
+        """Propose a uniformly drawn point that is not among `seen`, or any if none is left."""
+        for _ in range(UNSEEN_TRIES):
+            values: dict[str, JsonValue] = {}
+            for knob in space.knobs:
+                if _active(knob, values):
+                    values[knob.knob.name] = _draw(self._rng, knob)
+            if values not in seen:
+                break
+        self._study.enqueue_trial(_encoded(space, values))
+        return self.ask(space)
+
+    def tell(self, proposal: Proposal, value: float, violations: Sequence[float]) -> None:
+        """The proposal was measured; a violation above 0 means that a limit was missed by that."""
+        trial = self._open.pop(proposal.optuna_number)
+        trial.set_user_attr(VIOLATIONS, list(violations) or [0.0])
+        self._study.tell(trial, value)
+
+    def tell_failed(self, proposal: Proposal) -> None:
+        """The proposal could not be measured: its region is to be avoided."""
+        trial = self._open.pop(proposal.optuna_number)
+        trial.set_user_attr(VIOLATIONS, [1.0])
+        self._study.tell(trial, state=TrialState.PRUNED)
+
+    def tell_stopped(self, proposal: Proposal) -> None:
+        """The proposal was interrupted: nothing is known about it, and it comes up again first."""
+        trial = self._open.pop(proposal.optuna_number)
+        self._study.tell(trial, state=TrialState.FAIL)
+        self._study.enqueue_trial(dict(trial.params))
+
+
+def _violations_of(trial: FrozenTrial) -> Sequence[float]:
+    violations: Sequence[float] = trial.user_attrs.get(VIOLATIONS, [0.0])
+    return violations
+
+
+def _active(knob: SpaceKnob, values: Mapping[str, JsonValue]) -> bool:
+    conditions = knob.active_when or {}
+    return all(values.get(name) in allowed for name, allowed in conditions.items())
+
+
+def _suggest(trial: Trial, knob: SpaceKnob) -> JsonValue:
+    spec = knob.knob
+    if _ordered(knob):
+        return spec.choices[trial.suggest_int(spec.name, 0, len(spec.choices) - 1)]
+    if spec.choices:
+        suggested: JsonValue = trial.suggest_categorical(spec.name, list(spec.choices))
+        return suggested
+    low, high = _bounds(knob)
+    if spec.kind == "int":
+        return trial.suggest_int(spec.name, int(low), int(high))
+    return trial.suggest_float(spec.name, low, high)
+
+
+def _ordered(knob: SpaceKnob) -> bool:
+    """Numbers are sampled by their place in the list, so that neighbours stay neighbours."""
+    return all(type(choice) in (int, float) for choice in knob.knob.choices) and bool(
+        knob.knob.choices
+    )
+
+
+def _encoded(space: SearchSpace, values: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    encoded = dict(values)
+    for knob in space.knobs:
+        name = knob.knob.name
+        if name in values and _ordered(knob):
+            encoded[name] = knob.knob.choices.index(values[name])
+    return encoded
+
+
+def _draw(rng: random.Random, knob: SpaceKnob) -> JsonValue:
+    spec = knob.knob
+    if spec.choices:
+        return rng.choice(spec.choices)
+    low, high = _bounds(knob)
+    return rng.randint(int(low), int(high)) if spec.kind == "int" else rng.uniform(low, high)
+
+
+def _bounds(knob: SpaceKnob) -> tuple[float, float]:
+    if knob.knob.low is None or knob.knob.high is None:
+        raise ValueError(f"knob {knob.knob.name} has neither choices nor bounds")
+    return knob.knob.low, knob.knob.high

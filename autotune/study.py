@@ -1,0 +1,80 @@
+"""Which study a search belongs to: the same command on the same things goes on with the same one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from kvtune.errors import BadInput
+from kvtune.profilers.measure import LoadPlan
+from kvtune.store.database import Store
+from kvtune.store.rows import StudyRow
+from kvtune.types import Device, EngineInfo, Goal, Workload, fingerprint_of
+
+
+def open_study(
+    store: Store,
+    *,
+    name: str | None,
+    model: str,
+    served_model_name: str | None,
+    engine: EngineInfo,
+    device: Device,
+    workload: Workload,
+    plan: LoadPlan,
+    goal: Goal,
+    base_arguments: Mapping[str, JsonValue],
+    environment: Mapping[str, str],
+) -> StudyRow:
+    """The study of exactly this search, begun when there is none.
+
+    Budgets are no part of what a study is, so a larger budget goes on where a smaller one ended.
+
+    Raises:
+        BadInput: `name` is that of a study of something else.
+    """
+    settings: dict[str, JsonValue] = {
+        **plan.key(),
+        "served_model_name": served_model_name,
+        "environment": dict(environment),
+        "heldout": len(workload.heldout),
+    }
+    identity = {
+        "model": model,
+        "engine": [engine.name, engine.version, engine.distribution],
+        "device": device.key,
+        "workload": workload.fingerprint.digest,
+        "tuned": len(workload.requests),
+        "goal": goal.model_dump(mode="json"),
+        "base": dict(base_arguments),
+        "settings": settings,
+    }
+    made = f"{_slug(model)}-{_slug(workload.name)}-{fingerprint_of(identity)[:6]}"
+    found = store.study(name or made)
+    if found is None:
+        return store.create_study(
+            name or made,
+            goal=goal,
+            model=model,
+            engine=engine,
+            device=device,
+            workload_name=workload.name,
+            fingerprint=workload.fingerprint,
+            base_arguments=base_arguments,
+            settings={**settings, "identity": fingerprint_of(identity)},
+        )
+    if found.settings.get("identity") != fingerprint_of(identity):
+        raise BadInput(
+            f"study {found.name!r} is about another model, engine, device, workload, goal or "
+            "setting",
+            fix="choose another --study name, or repeat the command that began it",
+        )
+    return found
+
+
+def _slug(text: str) -> str:
+    name = Path(text).name if "/" in text else text
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "unnamed"

@@ -1,0 +1,247 @@
+"""Measure one trial: start its server, ask the canary, replay the workload, stop the server.
+
+A trial never raises for a server that fails: the outcome is a `Measurement` with a failure class
+and no number. Only an interrupt passes through, after the server is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import kvtune
+from kvtune.autotune.reporting import Reporter
+from kvtune.engines.base import Engine, RunningServer, ServerSpec
+from kvtune.errors import BadInput, EngineError
+from kvtune.profilers.measure import LoadPlan, ask_text, replay_workload
+from kvtune.profilers.metrics.base import measure
+from kvtune.profilers.quality.canary import run_canary
+from kvtune.types import (
+    Failure,
+    FailureClass,
+    Goal,
+    LoadRun,
+    Measurement,
+    Request,
+    Status,
+    Trial,
+    fingerprint_of,
+)
+
+TOLERATED_ERROR_SHARE = 0.1
+"""A replay with more failed requests than this is a failure: its figures describe another load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Everything that the trials of a study have in common."""
+
+    engine: Engine
+    model: str
+    served_model_name: str | None
+    environment: dict[str, str]
+    plan: LoadPlan
+    goal: Goal
+    log_dir: Path
+    reporter: Reporter
+    start_timeout_s: float = 300.0
+    clock: Callable[[], float] = time.monotonic
+
+
+def run_trial(
+    trial: Trial, bench: Bench, requests: Sequence[Request], *, canary: bool, label: str = "trial"
+) -> tuple[Measurement, tuple[LoadRun, ...]]:
+    """Measure a trial on a server of its own; the raw runs are returned beside the measurement.
+
+    `canary` asks the long-prompt canary before the load. `label` names the log file.
+    """
+    began = bench.clock()
+    spec = ServerSpec(
+        model=bench.model,
+        served_model_name=bench.served_model_name,
+        arguments=trial.arguments,
+        environment=bench.environment,
+    )
+    log_path = bench.log_dir / f"{label}-{trial.number}.log"
+    try:
+        server = bench.engine.launch(
+            spec,
+            log_path=log_path,
+            start_timeout_s=bench.start_timeout_s,
+            on_log=bench.reporter.server_log,
+        )
+    except EngineError as error:
+        return _failed(_failure_of(error), bench, began), ()
+    with server:
+        return _measure(trial, bench, requests, server, canary=canary, began=began)
+
+
+def _measure(
+    trial: Trial,
+    bench: Bench,
+    requests: Sequence[Request],
+    server: RunningServer,
+    *,
+    canary: bool,
+    began: float,
+) -> tuple[Measurement, tuple[LoadRun, ...]]:
+    runs: list[LoadRun] = []
+    answers: tuple[str, ...] | None = None
+    try:
+        if canary:
+            report = asyncio.run(run_canary(partial(ask_text, server.endpoint)))
+            answers = tuple(answer.text for answer in report.answers)
+        for repeat in range(trial.repeats):
+            run = asyncio.run(
+                replay_workload(
+                    server.endpoint,
+                    requests,
+                    bench.plan,
+                    salt=salt_of(trial, repeat),
+                    max_model_len_tokens=server.effective.max_model_len_tokens,
+                    on_progress=bench.reporter.load,
+                    should_stop=server.failure,
+                )
+            )
+            failure = server.failure() or request_failure(run)
+            if failure is not None:
+                return _failed(failure, bench, began, server), tuple(runs)
+            runs.append(run)
+    except (ConnectionError, OSError) as error:
+        failure = server.failure() or Failure(
+            failure=FailureClass.REQUEST_ERRORS, message=f"the server stopped answering: {error}"
+        )
+        return _failed(failure, bench, began, server), tuple(runs)
+    measurement = measurement_of(runs, bench.goal, server, wall_s=bench.clock() - began)
+    return measurement.model_copy(update={"canary_answers": answers}), tuple(runs)
+
+
+def salt_of(trial: Trial, repeat: int) -> int:
+    """What makes the prompts of this repeat differ from every other repeat's of the study."""
+    return int(fingerprint_of([trial.seed, trial.number, trial.repeats, repeat])[:7], 16)
+
+
+def request_failure(run: LoadRun) -> Failure | None:
+    """The failure that a replay's request errors amount to, if they do."""
+    if not run.records:
+        return Failure(
+            failure=FailureClass.HANG_UNDER_LOAD,
+            message="; ".join(run.warnings) or "the server answered no request of the warm-up",
+            fix="read the server's log",
+        )
+    failed = [record for record in run.records if not record.ok]
+    if len(failed) <= TOLERATED_ERROR_SHARE * len(run.records):
+        return None
+    stalled = sum("stalled" in (record.error or "") for record in failed)
+    kind = (
+        FailureClass.HANG_UNDER_LOAD if stalled > len(failed) / 2 else FailureClass.REQUEST_ERRORS
+    )
+    return Failure(
+        failure=kind,
+        message=f"{len(failed)} of {len(run.records)} requests failed; the first: "
+        f"{failed[0].error or 'no token came back'}",
+        fix="read the server's log; lower the load or raise the request timeout",
+    )
+
+
+def measurement_of(
+    runs: Sequence[LoadRun], goal: Goal, server: RunningServer, *, wall_s: float
+) -> Measurement:
+    """Put the repeats of a trial together, with what the engine says it ran with."""
+    per_run = [measure(run, goal) for run in runs]
+    names = sorted({name for metrics in per_run for name in metrics})
+    effective = server.effective
+    tokens = effective.kv_cache_size_tokens
+    memory = effective.kv_cache_memory_bytes
+    return Measurement(
+        status=Status.OK,
+        metrics={
+            name: tuple(metrics[name] for metrics in per_run)
+            for name in names
+            if all(name in metrics for metrics in per_run)
+        },
+        effective=effective,
+        counters=tuple(dict(run.counters) for run in runs),
+        warnings=tuple(
+            dict.fromkeys([*server.warnings, *(w for run in runs for w in warnings_of(run))])
+        ),
+        cache="cold",
+        requests_per_repeat=len(runs[0].records),
+        start_s=server.start_s,
+        wall_s=wall_s,
+        kv_bytes_per_token_observed=memory / tokens if memory and tokens else None,
+        versions=versions_of(effective.engine_version),
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def warnings_of(run: LoadRun) -> tuple[str, ...]:
+    """What makes a replay's figures doubtful, beside what the client itself noticed."""
+    warnings = list(run.warnings)
+    short = sum(
+        record.ok
+        and record.requested_output_tokens is not None
+        and record.output_tokens < record.requested_output_tokens
+        for record in run.records
+    )
+    if short:
+        warnings.append(f"{short} requests returned fewer tokens than were asked for")
+    return tuple(warnings)
+
+
+def versions_of(engine_version: str | None) -> dict[str, str]:
+    """The versions that a figure depends on."""
+    versions = {"kvtune": kvtune.__version__, "python": platform.python_version()}
+    if engine_version is not None:
+        versions["engine"] = engine_version
+    return versions
+
+
+def _failure_of(error: EngineError) -> Failure:
+    return Failure(
+        failure=error.failure,
+        message=error.message,
+        fix=error.fix,
+        log_excerpt=error.log_excerpt,
+    )
+
+
+def _failed(
+    failure: Failure, bench: Bench, began: float, server: RunningServer | None = None
+) -> Measurement:
+    return Measurement(
+        status=Status.FAILED,
+        failure=failure,
+        effective=None if server is None else server.effective,
+        start_s=None if server is None else server.start_s,
+        wall_s=bench.clock() - began,
+        versions=versions_of(None),
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def check_model(path: str) -> None:
+    """Refuse a model that looks like a path and is not there, before anything is started.
+
+    Raises:
+        BadInput: nothing is at that path, or it holds no config.json.
+    """
+    if not path.startswith((".", "/", "~")):
+        return
+    directory = Path(path).expanduser()
+    if not directory.exists():
+        raise BadInput(
+            f"the model path {path} does not exist",
+            fix="give the directory of a checkpoint, or a hub id such as org/name",
+        )
+    if directory.is_dir() and not (directory / "config.json").is_file():
+        raise BadInput(
+            f"the model path {path} holds no config.json",
+            fix="point at the directory that has config.json and the weights in it",
+        )

@@ -1,0 +1,417 @@
+"""The whole search, readable from top to bottom: baseline, verdict, trials, confirmation, decision.
+
+Lossless levers come first. Near-lossless ones are unlocked when the lossless trials miss the goal,
+or when the user asks for them. A configuration that changes answers is only ever chosen when the
+long-prompt canary answers as well as with stock settings.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+
+from pydantic import JsonValue
+
+from kvtune.autotune.canary_gate import Canary
+from kvtune.autotune.decide import (
+    Candidate,
+    decide,
+    mean_metrics,
+    meets_goal,
+    objective_values,
+)
+from kvtune.autotune.guesses import first_guesses
+from kvtune.autotune.ledger import (
+    RUNG_BASELINE,
+    RUNG_CONFIRM,
+    RUNG_LOSSLESS,
+    RUNG_NEAR_LOSSLESS,
+    Entry,
+    Ledger,
+    RequestSet,
+)
+from kvtune.autotune.profiling import Subject, model_shape, observed_concurrency, profile_of
+from kvtune.autotune.reporting import Reporter
+from kvtune.autotune.search import Proposal, Search
+from kvtune.autotune.space import SearchSpace, build_space, infeasible_reason, stack_from
+from kvtune.autotune.trial import Bench
+from kvtune.kernels.device import detect_detail
+from kvtune.policies.base import Context
+from kvtune.profilers.fingerprint import fingerprint
+from kvtune.profilers.goal import goal_violations
+from kvtune.store.database import Store
+from kvtune.store.rows import StudyRow
+from kvtune.types import (
+    Decision,
+    Device,
+    EffectiveConfig,
+    Harm,
+    Measurement,
+    PolicyStack,
+    Request,
+    Status,
+    Verdict,
+    Workload,
+)
+
+LOSSLESS_SHARE = 0.6
+"""Share of the budget after which a goal that lossless levers miss unlocks the next rung."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much may be spent. `trials` counts the baseline and not the confirmation."""
+
+    trials: int
+    time_s: float | None = None
+    finalists: int = 2
+    confirm_rounds: int = 3
+    repeats: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What may be tried: the worst harm, and whether harm waits until it is needed."""
+
+    max_harm: Harm = Harm.NEAR_LOSSLESS
+    explore_lossy: bool = False
+    seed: int = 0
+    remeasure: bool = False
+    kv_memory_limit_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class Tuning:
+    """One search of one study on one bench; `run` is the whole of it."""
+
+    study: StudyRow
+    store: Store
+    bench: Bench
+    workload: Workload
+    device: Device
+    budget: Budget
+    rules: Rules
+    clock: Callable[[], float] = time.monotonic
+    ledger: Ledger = field(init=False)
+    tuning_set: RequestSet = field(init=False)
+    heldout_set: RequestSet = field(init=False)
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.store, self.study, self.bench, remeasure=self.rules.remeasure)
+        self.tuning_set = _request_set(self.workload.requests)
+        self.heldout_set = _request_set(self.workload.heldout or self.workload.requests)
+
+    def run(self) -> Decision:
+        """Search within the budget and decide. An interrupt ends it with the best so far."""
+        began_s = self.clock()
+        self.store.abandon_running(self.study)
+        verdict: Verdict | None = None
+        try:
+            self.reporter.phase("Trial 0: stock defaults")
+            baseline = self._measure(PolicyStack(), RUNG_BASELINE)
+            context, verdict = self._context(baseline)
+            self._search(context, verdict, baseline, began_s)
+            confirmed = self._confirm(baseline)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self.reporter.phase("Interrupted: deciding with what was measured")
+            confirmed = {}
+        decision = self._decide(confirmed)
+        self.store.save_decision(self.study, decision)
+        return decision
+
+    def planned_space(self) -> SearchSpace:
+        """What would be searched, as far as it is known before anything is measured."""
+        return build_space(self._given(None, None, None), harm=self.rules.max_harm)
+
+    @property
+    def reporter(self) -> Reporter:
+        """Where progress goes."""
+        return self.bench.reporter
+
+    # --- the parts, in order ---
+
+    def _context(self, baseline: Entry) -> tuple[Context, Verdict | None]:
+        """What the policies may ask about, and the verdict on the baseline's load."""
+        runs = self.ledger.runs(baseline.trial, self.tuning_set)
+        verdict = None
+        if runs:
+            subject = Subject(
+                model=self.study.model,
+                endpoint_url="",
+                effective=baseline.measurement.effective,
+                engine=self.study.engine,
+                device=self.device,
+                fingerprint=self.workload.fingerprint,
+            )
+            profile = profile_of(subject, runs[0], self.study.goal, is_load_ours=True)
+            self.store.save_profile(profile)
+            verdict = profile.verdict
+            self.reporter.verdict(verdict)
+        concurrency = observed_concurrency(runs[0]) if runs else None
+        return self._given(baseline.measurement.effective, verdict, concurrency), verdict
+
+    def _given(
+        self, effective: EffectiveConfig | None, verdict: Verdict | None, concurrency: int | None
+    ) -> Context:
+        return Context(
+            engine=self.study.engine,
+            device=self.device,
+            detail=detect_detail(),
+            model=model_shape(self.study.model),
+            baseline=effective,
+            base_arguments=self.study.base_arguments,
+            fingerprint=self.workload.fingerprint,
+            verdict=verdict,
+            kv_memory_limit_bytes=self.rules.kv_memory_limit_bytes,
+            max_concurrency=concurrency,
+        )
+
+    def _search(
+        self, context: Context, verdict: Verdict | None, baseline: Entry, began_s: float
+    ) -> None:
+        lossless = build_space(context, harm=Harm.LOSSLESS)
+        widest = build_space(context, harm=self.rules.max_harm)
+        search = Search(self.study.name, self.store.url, seed=self.rules.seed)
+        search.recover()
+        if verdict is not None:
+            for values in first_guesses(lossless, verdict.bottleneck):
+                search.suggest_first(lossless, values)
+        canary = Canary(baseline.measurement)
+        while self._affords_another(began_s):
+            unlocked = self._unlocked(lossless, widest)
+            space = widest if unlocked else lossless
+            if not space.knobs:
+                self.reporter.note("nothing can be searched here: " + _refusals(space))
+                return
+            proposal, stack = self._propose(search, space, context)
+            if proposal is None:
+                self.reporter.note("every configuration in this space has been measured")
+                return
+            self._try(search, proposal, stack, canary)
+
+    def _propose(
+        self, search: Search, space: SearchSpace, context: Context
+    ) -> tuple[Proposal | None, PolicyStack]:
+        """A point that was not measured yet; what cannot fit is told to the sampler unmeasured."""
+        seen: list[dict[str, JsonValue]] = []
+        for attempt in range(40):
+            proposal = search.ask(space) if attempt < 10 else search.ask_unlike(space, seen)
+            seen.append(proposal.values)
+            stack = stack_from(space, proposal.values, context)
+            known = self._known(stack)
+            if known is not None:
+                self._tell(search, proposal, known)
+                continue
+            if reason := infeasible_reason(stack, context):
+                self.reporter.note(f"not launched: {reason}")
+                search.tell_failed(proposal)
+                continue
+            return proposal, stack
+        return None, PolicyStack()
+
+    def _try(self, search: Search, proposal: Proposal, stack: PolicyStack, canary: Canary) -> None:
+        rung = RUNG_LOSSLESS if stack.harm is Harm.LOSSLESS else RUNG_NEAR_LOSSLESS
+        self.reporter.phase(f"Trial {len(self._points())} of {self.budget.trials}")
+        try:
+            entry = self._measure(stack, rung, proposal.optuna_number)
+        except KeyboardInterrupt:
+            search.tell_stopped(proposal)
+            raise
+        if reason := canary.objection(entry.trial.stack, entry.measurement):
+            self.reporter.note(f"trial {entry.trial.number} is out: {reason}")
+            search.tell_failed(proposal)
+            return
+        self._tell(search, proposal, entry.measurement)
+
+    def _confirm(self, baseline: Entry) -> dict[int, Measurement]:
+        """Measure the finalists and the baseline again, interleaved, on held-out requests."""
+        if baseline.measurement.status is not Status.OK and not self._ranked():
+            return {}
+        finalists = [entry.trial for entry in self._ranked()[: self.budget.finalists]]
+        trials = [baseline.trial, *(t for t in finalists if t.number != baseline.trial.number)]
+        rounds: dict[int, list[Measurement]] = {trial.number: [] for trial in trials}
+        for number in range(self.budget.confirm_rounds):
+            order = trials if number % 2 == 0 else trials[::-1]
+            for trial in order:
+                self.reporter.phase(
+                    f"Confirming trial {trial.number}, "
+                    f"round {number + 1} of {self.budget.confirm_rounds}"
+                )
+                entry = self.ledger.run(
+                    trial.stack,
+                    self.heldout_set,
+                    repeats=1,
+                    seed=self.rules.seed + 1 + number,
+                    rung=RUNG_CONFIRM,
+                    canary=False,
+                    parent=trial.number,
+                )
+                self._show(entry)
+                rounds[trial.number].append(entry.measurement)
+        return {number: _merged(parts) for number, parts in rounds.items() if parts}
+
+    def _decide(self, confirmed: dict[int, Measurement]) -> Decision:
+        points = self._points()
+        baseline = next((entry for entry in points if not entry.trial.stack.choices), None)
+        rejected = self._rejected(points, baseline, confirmed)
+        final = {
+            entry.trial.number: confirmed.get(entry.trial.number, entry.measurement)
+            for entry in points
+            if not confirmed or entry.trial.number in confirmed
+        }
+        candidates = [
+            Candidate(entry.trial.number, entry.trial.stack, final[entry.trial.number])
+            for entry in points
+            if entry.trial.number in final
+            and entry.trial.number not in rejected
+            and entry is not baseline
+        ]
+        stock = None
+        if baseline is not None:
+            stock = Candidate(
+                baseline.trial.number,
+                baseline.trial.stack,
+                final.get(baseline.trial.number, baseline.measurement),
+            )
+        decision = decide(self.study.goal, stock, candidates, rejected)
+        if not confirmed:
+            reasons = ("nothing was confirmed on held-out requests", *decision.reasons)
+            decision = decision.model_copy(update={"reasons": reasons})
+        return decision
+
+    # --- small questions ---
+
+    def _measure(self, stack: PolicyStack, rung: int, optuna_number: int | None = None) -> Entry:
+        entry = self.ledger.run(
+            stack,
+            self.tuning_set,
+            repeats=self.budget.repeats,
+            seed=self.rules.seed,
+            rung=rung,
+            canary=rung in (RUNG_BASELINE, RUNG_NEAR_LOSSLESS),
+            optuna_number=optuna_number,
+        )
+        self._show(entry)
+        return entry
+
+    def _show(self, entry: Entry) -> None:
+        self.reporter.trial(
+            entry.trial, entry.measurement, reused=entry.reused, done=len(self._points())
+        )
+
+    def _points(self) -> list[Entry]:
+        """The measured trials without the confirmations."""
+        return [entry for entry in self.ledger.entries if entry.trial.parent is None]
+
+    def _known(self, stack: PolicyStack) -> Measurement | None:
+        for entry in self._points():
+            if entry.trial.stack.arguments == stack.arguments:
+                return entry.measurement
+        return None
+
+    def _tell(self, search: Search, proposal: Proposal, measurement: Measurement) -> None:
+        values = objective_values(self.study.goal, measurement)
+        if not values:
+            search.tell_failed(proposal)
+            return
+        violations = goal_violations(self.study.goal, mean_metrics(measurement)).values()
+        search.tell(
+            proposal,
+            sum(values) / len(values),
+            [1.0 if violation is None else violation for violation in violations],
+        )
+
+    def _ranked(self) -> list[Entry]:
+        """Measured trials, those that meet the goal first, then by objective."""
+        goal = self.study.goal
+        rejected = self._rejected(self._points(), None, {})
+        measured = [
+            entry
+            for entry in self._points()
+            if objective_values(goal, entry.measurement) and entry.trial.number not in rejected
+        ]
+
+        def rank(entry: Entry) -> tuple[bool, float]:
+            values = objective_values(goal, entry.measurement)
+            return meets_goal(goal, entry.measurement), sum(values) / len(values)
+
+        return sorted(measured, key=rank, reverse=True)
+
+    def _rejected(
+        self, points: list[Entry], baseline: Entry | None, confirmed: dict[int, Measurement]
+    ) -> dict[int, str]:
+        stock = next((entry for entry in points if not entry.trial.stack.choices), None)
+        canary = Canary(stock.measurement if stock is not None else None)
+        rejected = {}
+        for entry in points:
+            if entry is baseline:
+                continue
+            failure = entry.measurement.failure
+            if failure is not None:
+                rejected[entry.trial.number] = f"{failure.failure}: {failure.message}"
+            elif reason := canary.objection(entry.trial.stack, entry.measurement):
+                rejected[entry.trial.number] = reason
+            elif confirmed and entry.trial.number not in confirmed:
+                rejected[entry.trial.number] = "not among the best when it was tried"
+        return rejected
+
+    def _unlocked(self, lossless: SearchSpace, widest: SearchSpace) -> bool:
+        """Whether near-lossless levers may be tried now."""
+        if self.rules.explore_lossy or not lossless.knobs:
+            return True
+        points = self._points()
+        tried_enough = len(points) >= LOSSLESS_SHARE * self.budget.trials
+        goal_met = any(
+            meets_goal(self.study.goal, e.measurement)
+            for e in points
+            if e.trial.stack.harm is Harm.LOSSLESS
+        )
+        return len(widest.knobs) > len(lossless.knobs) and tried_enough and not goal_met
+
+    def _affords_another(self, began_s: float) -> bool:
+        points = self._points()
+        if len(points) >= self.budget.trials:
+            return False
+        if self.budget.time_s is None:
+            return True
+        walls = [e.measurement.wall_s for e in points if e.measurement.wall_s is not None]
+        trial_s = median(walls) if walls else 0.0
+        runs_left = self.budget.confirm_rounds * (self.budget.finalists + 1)
+        needed_s = trial_s * (1 + runs_left / self.budget.repeats)
+        if self.clock() - began_s + needed_s <= self.budget.time_s:
+            return True
+        self.reporter.note(
+            f"the time budget is spent after {len(points)} trials: "
+            f"what is left goes to the confirmation"
+        )
+        return False
+
+
+def _merged(parts: list[Measurement]) -> Measurement:
+    """Single-repeat measurements of one configuration as one with a value per round."""
+    failed = next((part for part in parts if part.status is not Status.OK), None)
+    if failed is not None:
+        return failed
+    names = [name for name in parts[0].metrics if all(name in part.metrics for part in parts)]
+    return parts[0].model_copy(
+        update={
+            "metrics": {
+                name: tuple(value for part in parts for value in part.metrics[name])
+                for name in names
+            },
+            "counters": tuple(counters for part in parts for counters in part.counters),
+            "warnings": tuple(dict.fromkeys(w for part in parts for w in part.warnings)),
+        }
+    )
+
+
+def _request_set(requests: tuple[Request, ...]) -> RequestSet:
+    return RequestSet(requests, fingerprint(requests).digest)
+
+
+def _refusals(space: SearchSpace) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in space.refusals.items())

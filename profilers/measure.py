@@ -1,0 +1,145 @@
+"""Replay a workload against an endpoint once: requests to bytes, bytes to a `LoadRun`.
+
+Every replay gets its own salt. Length-only requests become other tokens with another salt, and
+vLLM's `cache_salt` keeps the blocks of one replay from serving the next, so a prefix cache never
+carries over from an earlier repeat, while requests of one replay still share what they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from kvtune.errors import BadInput
+from kvtune.profilers.load.client import ClosedLoop, OpenLoop, replay
+from kvtune.profilers.load.progress import Progress
+from kvtune.profilers.load.request import PreparedRequest, prepare
+from kvtune.profilers.materialize import materialize
+from kvtune.types import Endpoint, Failure, LoadRun, Request
+
+WARMUP_SALT_OFFSET = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """How requests are sent. `vocab_size` bounds the token ids of length-only requests."""
+
+    arrivals: OpenLoop | ClosedLoop
+    fixed_length: bool = True
+    default_output_tokens: int = 128
+    warmup_requests: int = 4
+    vocab_size: int = 30_000
+    request_timeout_s: float = 300.0
+
+    def key(self) -> dict[str, str | int | float | bool]:
+        """What of the plan a stored measurement depends on."""
+        return {
+            "arrivals": repr(self.arrivals),
+            "fixed_length": self.fixed_length,
+            "default_output_tokens": self.default_output_tokens,
+            "warmup_requests": self.warmup_requests,
+        }
+
+
+def prepare_requests(
+    requests: Sequence[Request],
+    plan: LoadPlan,
+    endpoint: Endpoint,
+    *,
+    salt: int,
+    max_model_len_tokens: int | None,
+) -> tuple[list[PreparedRequest], tuple[str, ...]]:
+    """The bytes to send, and warnings about requests that had to be cut or left out."""
+    made = materialize(
+        requests,
+        vocab_size=plan.vocab_size,
+        max_model_len_tokens=max_model_len_tokens,
+        salt=salt,
+        default_output_tokens=plan.default_output_tokens,
+    )
+    warnings = []
+    if made.clipped:
+        warnings.append(
+            f"{made.clipped} of {len(requests)} prompts were cut to the model's context"
+        )
+    if made.dropped:
+        warnings.append(
+            f"{made.dropped} of {len(requests)} requests do not fit the model's context"
+        )
+    prepared = [
+        prepare(
+            request,
+            model=endpoint.model,
+            index=index,
+            fixed_length=plan.fixed_length,
+            output_tokens=request.output_tokens or plan.default_output_tokens,
+            cache_salt=f"kvtune-{salt}" if endpoint.is_vllm else None,
+        )
+        for index, request in enumerate(made.requests)
+    ]
+    return prepared, tuple(warnings)
+
+
+async def replay_workload(
+    endpoint: Endpoint,
+    requests: Sequence[Request],
+    plan: LoadPlan,
+    *,
+    salt: int,
+    max_model_len_tokens: int | None,
+    on_progress: Callable[[Progress], None] | None = None,
+    should_stop: Callable[[], Failure | None] | None = None,
+) -> LoadRun:
+    """Send every request once, after a warm-up that is not recorded.
+
+    Raises:
+        BadInput: no request is left that fits the model's context.
+    """
+    prepared, warnings = prepare_requests(
+        requests, plan, endpoint, salt=salt, max_model_len_tokens=max_model_len_tokens
+    )
+    if not prepared:
+        raise BadInput(
+            f"none of the {len(requests)} requests fits the model's context of "
+            f"{max_model_len_tokens} tokens",
+            fix="raise --max-model-len or use a workload with shorter prompts",
+        )
+    warmup, _ = prepare_requests(
+        requests[: plan.warmup_requests],
+        plan,
+        endpoint,
+        salt=salt + WARMUP_SALT_OFFSET,
+        max_model_len_tokens=max_model_len_tokens,
+    )
+    run = await replay(
+        endpoint,
+        prepared,
+        plan.arrivals,
+        warmup=warmup,
+        request_timeout_s=plan.request_timeout_s,
+        on_progress=on_progress,
+        should_stop=should_stop,
+    )
+    return replace(run, warnings=(*warnings, *run.warnings))
+
+
+async def ask_text(endpoint: Endpoint, request: Request) -> str:
+    """The completion of one request at temperature 0, alone, with natural stop.
+
+    Raises:
+        ConnectionError: the request failed; the message says how.
+    """
+    output_tokens = request.output_tokens or 32
+    prepared = prepare(
+        request,
+        model=endpoint.model,
+        index=0,
+        fixed_length=False,
+        output_tokens=output_tokens,
+        cache_salt="kvtune-canary" if endpoint.is_vllm else None,
+    )
+    run = await replay(endpoint, [prepared], ClosedLoop(1), scrape_interval_s=None, keep_text=True)
+    record = run.records[0]
+    if record.error is not None:
+        raise ConnectionError(record.error)
+    return record.text or ""
