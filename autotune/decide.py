@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvtune.profilers.goal import goal_met, slo_text
+from kvtune.profilers.goal import goal_met, slo_key, slo_text
 from kvtune.profilers.metrics.base import metric_of
 from kvtune.profilers.statistics import mean_interval, paired_ratio_interval, separated
 from kvtune.types import Decision, Goal, Harm, Interval, Measurement, Outcome, PolicyStack, Status
@@ -65,7 +65,7 @@ def meets_goal(goal: Goal, measurement: Measurement) -> bool:
 
 def figures_of(goal: Goal, measurement: Measurement) -> dict[str, Interval]:
     """The figures that are shown and emitted, with t intervals over the repeats."""
-    names = dict.fromkeys([*REPORTED, *(f"{s.metric}_{s.statistic}_s" for s in goal.slos)])
+    names = dict.fromkeys([*REPORTED, *map(slo_key, goal.slos)])
     figures = {}
     for name in names:
         values = measurement.metrics.get(name)
@@ -147,19 +147,16 @@ def _infeasible(
 ) -> Decision:
     def excess(candidate: Candidate) -> float:
         means = mean_metrics(candidate.measurement)
-        return sum(
-            max(0.0, means.get(f"{s.metric}_{s.statistic}_s", float("inf")) / s.limit_s - 1)
-            for s in goal.slos
-        )
+        return sum(max(0.0, means.get(slo_key(s), float("inf")) / s.limit_s - 1) for s in goal.slos)
 
     closest = min(measured, key=excess)
     means = mean_metrics(closest.measurement)
     misses = [
-        f"{slo_text(slo)} is missed: measured {means[key]:.3g} s"
-        if (key := f"{slo.metric}_{slo.statistic}_s") in means
+        f"{slo_text(slo)} is missed: measured {means[slo_key(slo)]:.3g} s"
+        if slo_key(slo) in means
         else f"{slo_text(slo)} could not be measured"
         for slo in goal.slos
-        if not means.get(key, float("inf")) <= slo.limit_s
+        if not means.get(slo_key(slo), float("inf")) <= slo.limit_s
     ]
     reasons = ("no measured trial meets every goal; this is the closest one", *misses)
     return _decision(goal, Outcome.INFEASIBLE, closest, baseline, [closest], reasons, rejected)

@@ -1,4 +1,4 @@
-"""What long work says while it runs. The command line draws it; tests and libraries may not care."""
+"""What long work says while it runs; the command line draws it."""
 
 from __future__ import annotations
 

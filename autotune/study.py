@@ -1,4 +1,4 @@
-"""Which study a search belongs to: the same command on the same things goes on with the same one."""
+"""Which study a search belongs to: the same command on the same things continues the same one."""
 
 from __future__ import annotations
 

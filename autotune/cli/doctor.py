@@ -30,7 +30,7 @@ def doctor(
     store: options.StoreUrl = None,
     json: options.Json = False,
 ) -> None:
-    """Check Python, vLLM, torch, GPU, NVML, the history and a model; exit code 2 if one is broken."""
+    """Check Python, vLLM, torch, GPU, history and model; exit code 2 if one is broken."""
     from json import dumps
 
     from rich.markup import escape

@@ -198,7 +198,7 @@ def _print_decision(tuning: Tuning, decision: Decision) -> None:
         stdout.print(figures_table(decision.figures, decision.baseline_figures, "recommended"))
     if decision.gain_ratio is not None:
         stdout.print(
-            f"{tuning.study.goal.objective} x {interval(decision.gain_ratio)} of the stock defaults'"
+            f"{tuning.study.goal.objective} is {interval(decision.gain_ratio)} times the stock one"
         )
     for reason in decision.reasons:
         stdout.print(f"- {escape(reason)}", soft_wrap=True)
