@@ -1,0 +1,259 @@
+"""Replay requests against a running server and record what a user of it would have seen.
+
+The client answers for itself: it records how late it sent and how much CPU it used. It stops at
+once when the server is known to be dead (`should_stop`) or sends nothing any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from kvtune.profilers.load.answer import Answer
+from kvtune.profilers.load.arrivals import ClosedLoop, OpenLoop
+from kvtune.profilers.load.http import HttpPool
+from kvtune.profilers.load.progress import Progress
+from kvtune.profilers.load.request import PreparedRequest
+from kvtune.profilers.load.runtime import allow_connections, quiet_collector
+from kvtune.profilers.load.summary import run_warnings
+from kvtune.profilers.scrape import Samples, Scraper, counter_resets, counters_delta
+from kvtune.types import Endpoint, Failure, LoadRun, RequestRecord
+
+__all__ = ["ClosedLoop", "OpenLoop", "Progress", "replay"]
+
+TICK_S = 0.25
+_WARMUP_CONCURRENCY = 8
+
+ShouldStop = Callable[[], Failure | None]
+OnProgress = Callable[[Progress], None]
+
+
+async def replay(
+    endpoint: Endpoint,
+    requests: Sequence[PreparedRequest],
+    arrivals: OpenLoop | ClosedLoop,
+    *,
+    warmup: Sequence[PreparedRequest] = (),
+    request_timeout_s: float = 600.0,
+    stall_timeout_s: float = 120.0,
+    on_progress: OnProgress | None = None,
+    should_stop: ShouldStop | None = None,
+    scrape_interval_s: float | None = 0.5,
+    keep_text: bool = False,
+) -> LoadRun:
+    """Send `requests` to `endpoint` as `arrivals` says and record every token.
+
+    `warmup` is sent first and left out of everything. Counters are read before and after the run,
+    gauges every `scrape_interval_s` (None: not at all). `should_stop` is asked four times a second;
+    when it returns a failure, requests in flight end with the error `stopped: ...` and the rest is
+    not sent. The same happens, with `stalled: ...`, when requests are in flight and the server
+    sends no byte on any connection for `stall_timeout_s`. A request that is not complete after
+    `request_timeout_s` ends with `timeout: ...`.
+
+    Failed requests are records with an error, never an exception. Cancelling closes all
+    connections, so that the server drops what it was working on.
+
+    Raises:
+        BadInput: the endpoint is not an address, or `arrivals` does not fit `requests`.
+    """
+    arrivals.check(requests)
+    allow_connections(arrivals.connections(len(requests)))
+    pool = HttpPool(endpoint.url)
+    limits = (request_timeout_s, stall_timeout_s, should_stop)
+    warnings: list[str] = []
+    gauges: dict[str, list[tuple[float, float]]] = {}
+    try:
+        async with Scraper(endpoint) as scraper:
+            if warmup:
+                warmed = _Replay(pool, warmup, *limits)
+                await warmed.run(ClosedLoop(_warmup_concurrency(arrivals)))
+                warnings += warmed.warmup_warnings()
+                if warmed.stop_reason is not None:
+                    return LoadRun((), 0.0, 0.0, {}, {}, tuple(warnings))
+            before = await scraper.read() if scrape_interval_s is not None else None
+            measured = _Replay(pool, requests, *limits, on_progress, keep_text)
+            with quiet_collector():
+                cpu_before_s = time.process_time()
+                start_s = time.perf_counter()
+                sampler = (
+                    asyncio.create_task(scraper.sample_gauges(gauges, start_s, scrape_interval_s))
+                    if before is not None and scrape_interval_s is not None
+                    else None
+                )
+                try:
+                    await measured.run(arrivals)
+                finally:
+                    if sampler is not None:
+                        sampler.cancel()
+                cpu_s = time.process_time() - cpu_before_s
+            after = await scraper.read() if before is not None else None
+    finally:
+        await pool.close()
+    warnings += measured.warnings(arrivals)
+    warnings += _scrape_warnings(scraper.problems, before, after)
+    return LoadRun(
+        records=measured.records(),
+        duration_s=measured.duration_s,
+        client_cpu_s=cpu_s,
+        counters={} if before is None or after is None else counters_delta(before, after),
+        gauges=gauges,
+        warnings=tuple(warnings),
+    )
+
+
+class _Replay:
+    """One pass over requests: the answers so far, and the checks four times a second."""
+
+    def __init__(
+        self,
+        pool: HttpPool,
+        requests: Sequence[PreparedRequest],
+        request_timeout_s: float,
+        stall_timeout_s: float,
+        should_stop: ShouldStop | None,
+        on_progress: OnProgress | None = None,
+        keep_text: bool = False,
+    ) -> None:
+        self._pool = pool
+        self._requests = requests
+        self._request_timeout_s = request_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._should_stop = should_stop
+        self._on_progress = on_progress
+        self._keep_text = keep_text
+        self._start_s = 0.0
+        self._answers: dict[int, tuple[Answer, float]] = {}
+        self._active: dict[int, Answer] = {}
+        self._ended_tokens = 0
+        self._failed = 0
+        self.duration_s = 0.0
+        self.stop_reason: str | None = None
+
+    async def run(self, arrivals: OpenLoop | ClosedLoop) -> None:
+        """Send everything, or as much as can be before the run has to stop."""
+        self._start_s = time.perf_counter()
+        driver = asyncio.create_task(arrivals.drive(self._requests, self._start_s, self._send))
+        try:
+            while self.stop_reason is None:
+                await asyncio.wait((driver,), timeout=TICK_S)
+                if driver.done():
+                    break
+                self._tick()
+        finally:
+            driver.cancel()
+            await asyncio.wait((driver,))
+        if not driver.cancelled():
+            driver.result()
+        now_s = time.perf_counter()
+        for answer in self._active.values():
+            answer.end(self.stop_reason, now_s)
+            self._count(answer)
+        self._active.clear()
+        self.duration_s = now_s - self._start_s
+        self._report(now_s)
+
+    def records(self) -> tuple[RequestRecord, ...]:
+        """Return a record of every request that was sent, in the order of the workload."""
+        return tuple(
+            answer.record(
+                self._requests[index],
+                index=index,
+                scheduled_s=scheduled_s - self._start_s,
+                start_s=self._start_s,
+            )
+            for index, (answer, scheduled_s) in sorted(self._answers.items())
+        )
+
+    def warnings(self, arrivals: OpenLoop | ClosedLoop) -> list[str]:
+        """Return what is off about this pass."""
+        answers = [answer for answer, _ in self._answers.values()]
+        found = run_warnings(
+            self.records(),
+            without_usage=sum(a.error is None and a.output_tokens is None for a in answers),
+            keeps_schedule=isinstance(arrivals, OpenLoop) and arrivals.max_concurrency is None,
+        )
+        if self.stop_reason is not None:
+            unsent = len(self._requests) - len(answers)
+            found.append(f"{self.stop_reason}; {unsent} of {len(self._requests)} were not sent")
+        return found
+
+    def warmup_warnings(self) -> list[str]:
+        """Return what is off about this pass if it was the warm-up."""
+        if self.stop_reason is not None:
+            return [f"{self.stop_reason}; during the warm-up, nothing was measured"]
+        errors = [answer.error for answer, _ in self._answers.values() if answer.error is not None]
+        if not errors:
+            return []
+        return [f"{len(errors)} of {len(self._requests)} warm-up requests failed: {errors[0]}"]
+
+    async def _send(self, index: int, due_s: float) -> None:
+        request = self._requests[index]
+        answer = Answer(self._keep_text)
+        self._answers[index] = (answer, due_s)
+        self._active[index] = answer
+        await self._pool.exchange(self._pool.post_json(request.path, request.body), answer)
+        del self._active[index]
+        self._count(answer)
+
+    def _count(self, answer: Answer) -> None:
+        self._ended_tokens += len(answer.token_times_s)
+        self._failed += answer.error is not None
+
+    def _tick(self) -> None:
+        now_s = time.perf_counter()
+        failure = self._should_stop() if self._should_stop is not None else None
+        if failure is not None:
+            self.stop_reason = f"stopped: {failure.message}"
+            return
+        sent = [(answer.sent_s, answer) for answer in self._active.values() if answer.sent_s]
+        if sent:
+            quiet_since_s = max(min(sent_s for sent_s, _ in sent), self._pool.last_bytes_s)
+            if now_s - quiet_since_s > self._stall_timeout_s:
+                self.stop_reason = (
+                    f"stalled: the server sent nothing for {self._stall_timeout_s:g} s"
+                )
+                return
+        for sent_s, answer in sent:
+            if now_s - sent_s > self._request_timeout_s:
+                self._pool.abort(
+                    answer, f"timeout: not complete after {self._request_timeout_s:g} s"
+                )
+        self._report(now_s)
+
+    def _report(self, now_s: float) -> None:
+        if self._on_progress is None:
+            return
+        elapsed_s = now_s - self._start_s
+        tokens = self._ended_tokens + sum(len(a.token_times_s) for a in self._active.values())
+        self._on_progress(
+            Progress(
+                done=len(self._answers) - len(self._active),
+                failed=self._failed,
+                total=len(self._requests),
+                in_flight=len(self._active),
+                elapsed_s=elapsed_s,
+                output_tokens_per_s=tokens / elapsed_s,
+            )
+        )
+
+
+def _warmup_concurrency(arrivals: OpenLoop | ClosedLoop) -> int:
+    if isinstance(arrivals, ClosedLoop):
+        return arrivals.concurrency
+    return arrivals.max_concurrency or _WARMUP_CONCURRENCY
+
+
+def _scrape_warnings(
+    problems: Sequence[str], before: Samples | None, after: Samples | None
+) -> list[str]:
+    warnings = []
+    if problems:
+        times = f" ({len(problems)} times)" if len(problems) > 1 else ""
+        warnings.append(f"the server's counters are incomplete: {problems[0]}{times}")
+    if before is not None and after is not None and (resets := counter_resets(before, after)):
+        warnings.append(
+            f"{len(resets)} counters went back during the run, such as {resets[0]}: "
+            "the server restarted"
+        )
+    return warnings

@@ -1,0 +1,261 @@
+"""Read a server's counters and gauges from its Prometheus page.
+
+A series is named by its metric and labels, without those that only say which engine of a server
+it comes from: `vllm:num_requests_waiting_by_reason{reason="capacity"}`. Engines of one server are
+added up, shares (`..._perc`) are averaged. The parser is lenient: what it cannot read it skips.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from kvtune.profilers.load.http import HttpPool
+from kvtune.types import Endpoint
+
+LOAD_GAUGES = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:num_requests_waiting_by_reason",
+    "vllm:kv_cache_usage_perc",
+)
+_RENAMED = {
+    "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc",
+    "vllm:gpu_prefix_cache_queries_total": "vllm:prefix_cache_queries_total",
+    "vllm:gpu_prefix_cache_hits_total": "vllm:prefix_cache_hits_total",
+}
+_ENGINE_LABELS = ("engine", "model_name")
+_SUFFIX = re.compile(r"_(?:total|bucket|sum|count)$")
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|(?=\}))')
+_ESCAPE = re.compile(r"\\(.)")
+_PAGE_LIMIT_BYTES = 64 * 1024 * 1024
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """One reading: `counters` only grow while the server lives, `gauges` are of the moment.
+
+    Buckets, sums and counts of histograms are counters. Values that are not finite are left out.
+    """
+
+    counters: Mapping[str, float]
+    gauges: Mapping[str, float]
+    skipped_lines: int = 0
+
+
+def parse_metrics(text: str, only: Sequence[str] | None = None) -> Samples:
+    """Parse a page in the Prometheus text format, or only the metrics named in `only`."""
+    renamed = {old: new for old, new in _RENAMED.items() if new not in text}
+    wanted = None if only is None else tuple(only) + tuple(renamed)
+    kinds: dict[str, str] = {}
+    found: dict[tuple[str, Labels], float] = {}
+    skipped = 0
+    for line in text.splitlines():
+        if wanted is not None and not line.startswith(wanted) and not line.startswith("# TYPE"):
+            continue
+        if not line or line.isspace():
+            continue
+        if line.startswith("#"):
+            _read_kind(line, kinds)
+        elif (sample := _read_sample(line)) is None:
+            skipped += 1
+        elif math.isfinite(sample[2]):
+            found[sample[0], sample[1]] = sample[2]
+    counters, gauges = _aggregate(found, kinds, renamed)
+    if only is not None:
+        gauges = {key: value for key, value in gauges.items() if key.partition("{")[0] in only}
+        counters = {key: value for key, value in counters.items() if key.partition("{")[0] in only}
+    return Samples(counters, gauges, skipped)
+
+
+def counters_delta(before: Samples, after: Samples) -> dict[str, float]:
+    """Return how much each counter grew; one that restarted grew by what it shows now."""
+    return {
+        series: value - before.counters.get(series, 0.0)
+        if value >= before.counters.get(series, 0.0)
+        else value
+        for series, value in after.counters.items()
+    }
+
+
+def counter_resets(before: Samples, after: Samples) -> tuple[str, ...]:
+    """Name the counters that went back or vanished: the server restarted in between."""
+    return tuple(
+        series
+        for series, value in before.counters.items()
+        if value > after.counters.get(series, 0.0)
+    )
+
+
+def info_labels(text: str, name: str) -> dict[str, str]:
+    """Return the labels of the first sample of `name`, such as `vllm:cache_config_info`.
+
+    Empty when the page has no such sample.
+    """
+    for line in text.splitlines():
+        if line.startswith(name) and (sample := _read_sample(line)) and sample[0] == name:
+            return dict(sample[1])
+    return {}
+
+
+class Scraper:
+    """Fetches the metrics page of a server; what goes wrong lands in `problems`, never raised."""
+
+    def __init__(self, endpoint: Endpoint, *, timeout_s: float = 5.0) -> None:
+        self._pool = HttpPool(endpoint.url, connect_timeout_s=timeout_s)
+        self._timeout_s = timeout_s
+        self.problems: list[str] = []
+
+    async def __aenter__(self) -> Scraper:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self._pool.close()
+
+    async def fetch(self) -> str | None:
+        """Return the page, or None (and one more entry in `problems`) if it cannot be had."""
+        page = _Page()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._pool.exchange(self._pool.get("/metrics"), page)
+        except TimeoutError:
+            page.error = f"no answer within {self._timeout_s:g} s"
+        if page.error is None and page.status != 200:
+            page.error = f"HTTP {page.status}"
+        if page.error is not None:
+            self.problems.append(f"/metrics: {page.error}")
+            return None
+        return page.content.decode(errors="replace")
+
+    async def read(self, only: Sequence[str] | None = None) -> Samples | None:
+        """Return the parsed page, or None (and one more entry in `problems`)."""
+        text = await self.fetch()
+        return None if text is None else parse_metrics(text, only)
+
+    async def sample_gauges(
+        self, into: dict[str, list[tuple[float, float]]], start_s: float, interval_s: float
+    ) -> None:
+        """Append the load gauges to `into` every `interval_s` until cancelled.
+
+        Each sample is (seconds since `start_s` of `time.perf_counter`, value).
+        """
+        while True:
+            if (samples := await self.read(LOAD_GAUGES)) is not None:
+                now_s = time.perf_counter() - start_s
+                for series, value in samples.gauges.items():
+                    into.setdefault(series, []).append((now_s, value))
+            await asyncio.sleep(interval_s)
+
+
+class _Page:
+    """Receives a whole page; a `Receiver` of `http`."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.content = bytearray()
+        self.error: str | None = None
+
+    def sent(self, now_s: float) -> None: ...
+
+    def head(self, status: int) -> None:
+        self.status = status
+
+    def body(self, data: bytes, now_s: float) -> None:
+        if len(self.content) < _PAGE_LIMIT_BYTES:
+            self.content += data
+
+    def end(self, error: str | None, now_s: float) -> None:
+        self.error = error
+
+
+def _read_kind(line: str, kinds: dict[str, str]) -> None:
+    words = line.split()
+    if len(words) == 4 and words[:2] == ["#", "TYPE"]:
+        kinds[words[2]] = words[3].lower()
+
+
+def _read_sample(line: str) -> tuple[str, Labels, float] | None:
+    """Return name, sorted labels and value of a sample line; a time stamp is dropped."""
+    name = _NAME.match(line)
+    if name is None:
+        return None
+    labels: list[tuple[str, str]] = []
+    at = name.end()
+    if line.startswith("{", at):
+        at += 1
+        while label := _LABEL.match(line, at):
+            labels.append((label[1], _unescape(label[2])))
+            at = label.end()
+        if not line.startswith("}", at):
+            return None
+        at += 1
+    value = line[at:].split(maxsplit=1)
+    if not value or not line[at].isspace():
+        return None
+    try:
+        return name[0], tuple(sorted(labels)), float(value[0])
+    except ValueError:
+        return None
+
+
+def _unescape(value: str) -> str:
+    if "\\" not in value:
+        return value
+    return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], value)
+
+
+def _aggregate(
+    found: Mapping[tuple[str, Labels], float], kinds: Mapping[str, str], renamed: Mapping[str, str]
+) -> tuple[dict[str, float], dict[str, float]]:
+    counters: dict[str, float] = defaultdict(float)
+    gauges: dict[str, list[float]] = defaultdict(list)
+    for (name, labels), value in found.items():
+        if name.endswith(("_created", "_info")):
+            continue
+        series = _series(renamed.get(name, name), labels)
+        if _is_counter(name, kinds):
+            counters[series] += value
+        else:
+            gauges[series].append(value)
+    averaged = {
+        series: math.fsum(values) / (len(values) if _is_share(series) else 1)
+        for series, values in gauges.items()
+    }
+    return dict(counters), averaged
+
+
+def _is_counter(name: str, kinds: Mapping[str, str]) -> bool:
+    family = _SUFFIX.sub("", name)
+    kind = kinds.get(name) or kinds.get(family)
+    if kind in ("histogram", "summary"):
+        return family != name
+    return kind == "counter" if kind in ("counter", "gauge") else family != name
+
+
+def _is_share(series: str) -> bool:
+    return series.partition("{")[0].endswith("_perc")
+
+
+def _series(name: str, labels: Labels) -> str:
+    kept = ",".join(
+        f'{label}="{_escape(value)}"' for label, value in labels if label not in _ENGINE_LABELS
+    )
+    return f"{name}{{{kept}}}" if kept else name
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
