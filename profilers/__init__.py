@@ -1,0 +1,1 @@
+"""What is true about a workload and a server: traces, load, metrics, statistics and verdict."""

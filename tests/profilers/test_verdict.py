@@ -1,0 +1,464 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtune.profilers.verdict import judge
+from kvtune.profilers.window import KV_USAGE, RUNNING, WAITING, WAITING_CAPACITY, Window
+from kvtune.types import Bottleneck, EffectiveConfig
+
+WEIGHT_BYTES = 269_000_000  # SmolLM2-135M, 2 bytes a weight
+KV_BYTES_PER_TOKEN = 23_040
+PEAK_FLOPS_PER_S = 1.32e12  # of the two-core server on which the windows were recorded
+PEAK_BYTES_PER_S = 6.7e9
+
+
+def gauges(*samples):
+    """Samples of (waiting, running, KV usage), one every half second."""
+    return {
+        key: [(index / 2, float(sample[column])) for index, sample in enumerate(samples)]
+        for column, key in enumerate((WAITING_CAPACITY, RUNNING, KV_USAGE))
+    }
+
+
+def window(
+    *,
+    window_s,
+    requests,
+    prompt,
+    answer,
+    steps,
+    step_tokens,
+    samples,
+    queue_s=0.0,
+    prefill_s=0.0,
+    decode_s=0.0,
+    preemptions=0,
+    tflops_per_s=0.0,
+    gbytes_per_s=0.0,
+    kv_tokens=None,
+    max_num_seqs=None,
+    **more,
+):
+    """A window as vLLM's counters show it. No estimate of work means that it is switched off."""
+    counters = {
+        'vllm:request_success_total{finished_reason="length"}': requests,
+        'vllm:request_success_total{finished_reason="stop"}': 0,
+        "vllm:num_preemptions_total": preemptions,
+        "vllm:iteration_tokens_total_count": steps,
+        "vllm:iteration_tokens_total_sum": step_tokens,
+        "vllm:generation_tokens_total": requests * answer,
+        "vllm:request_prompt_tokens_sum": requests * prompt,
+        "vllm:request_prompt_tokens_count": requests,
+        "vllm:request_generation_tokens_sum": requests * answer,
+        "vllm:request_generation_tokens_count": requests,
+        "vllm:request_queue_time_seconds_sum": queue_s,
+        "vllm:request_prefill_time_seconds_sum": prefill_s,
+        "vllm:request_decode_time_seconds_sum": decode_s,
+        "vllm:request_inference_time_seconds_sum": prefill_s + decode_s,
+        "vllm:estimated_flops_per_gpu_total": tflops_per_s * 1e12 * window_s,
+        "vllm:estimated_read_bytes_per_gpu_total": gbytes_per_s * 1e9 * window_s,
+        "vllm:estimated_write_bytes_per_gpu_total": 0.0,
+    }
+    shape = {"weight_bytes": WEIGHT_BYTES, "kv_bytes_per_token": KV_BYTES_PER_TOKEN}
+    return Window(
+        window_s=window_s,
+        counters=counters,
+        gauges=gauges(*samples),
+        effective=EffectiveConfig(kv_cache_size_tokens=kv_tokens, max_num_seqs=max_num_seqs),
+        **{**shape, **more},
+    )
+
+
+PEAKS = {"peak_flops_per_s": PEAK_FLOPS_PER_S, "peak_bytes_per_s": PEAK_BYTES_PER_S}
+SMALL_POOL = {"kv_tokens": 3072, "max_num_seqs": 256, **PEAKS}
+LARGE_POOL = {"kv_tokens": 182 * 128, "max_num_seqs": 256, **PEAKS}
+
+
+def capacity(**changed):  # 16 concurrent, 128 in, 256 out, a pool of 3,072 tokens
+    return window(
+        **{
+            "window_s": 133.6,
+            "requests": 32,
+            "prompt": 128,
+            "answer": 256,
+            "steps": 894,
+            "step_tokens": 12288,
+            "samples": [(5, 11, 0.97), (6, 10, 1.0), (0, 9, 0.8), (7, 9, 0.947)],
+            "queue_s": 116.5,
+            "prefill_s": 26.0,
+            "decode_s": 1571.9,
+            "preemptions": 30,
+            "tflops_per_s": 0.032,
+            "gbytes_per_s": 2.3,
+            **SMALL_POOL,
+            **changed,
+        }
+    )
+
+
+def shared_prefix(**changed):  # 4 concurrent, 896 of 1,024 prompt tokens cached, 16 out
+    return window(
+        **{
+            "window_s": 4.95,
+            "requests": 12,
+            "prompt": 1024,
+            "answer": 16,
+            "steps": 51,
+            "step_tokens": 2624,
+            "samples": [(0, 4, 0.083)] * 8 + [(1, 3, 0.06)],
+            "queue_s": 0.001,
+            "prefill_s": 3.8,
+            "decode_s": 12.4,
+            "tflops_per_s": 0.152,
+            "gbytes_per_s": 4.2,
+            **LARGE_POOL,
+            **changed,
+        }
+    )
+
+
+def long_prompts(**changed):  # 4 concurrent, 3,500 in, 48 out
+    return window(
+        **{
+            "window_s": 36.5,
+            "requests": 8,
+            "prompt": 3500,
+            "answer": 48,
+            "steps": 104,
+            "step_tokens": 28384,
+            "samples": [(2, 2, 0.182), (2, 2, 0.271), (1, 3, 0.453)] + [(0, 4, 0.619)] * 10,
+            "queue_s": 10.5,
+            "prefill_s": 31.6,
+            "decode_s": 92.8,
+            "tflops_per_s": 0.306,
+            "gbytes_per_s": 2.3,
+            **LARGE_POOL,
+            **changed,
+        }
+    )
+
+
+def prefill_only(**changed):  # 4 concurrent, 1,024 in, 1 out: gauges stay at 0
+    return window(
+        **{
+            "window_s": 7.0,
+            "requests": 12,
+            "prompt": 1024,
+            "answer": 1,
+            "steps": 7,
+            "step_tokens": 12300,
+            "samples": [(0, 0, 0.0)] * 12 + [(1, 0, 0.0)],
+            "queue_s": 1.1,
+            "prefill_s": 12.4,
+            "tflops_per_s": 0.499,
+            "gbytes_per_s": 1.8,
+            **LARGE_POOL,
+            **changed,
+        }
+    )
+
+
+def short_decode(**changed):  # 8 concurrent, 32 in, 96 out
+    return window(
+        **{
+            "window_s": 6.5,
+            "requests": 8,
+            "prompt": 32,
+            "answer": 96,
+            "steps": 97,
+            "step_tokens": 1024,
+            "samples": [(0, 8, 0.044)] * 12,
+            "queue_s": 0.003,
+            "prefill_s": 1.3,
+            "decode_s": 48.5,
+            "tflops_per_s": 0.041,
+            "gbytes_per_s": 4.4,
+            **LARGE_POOL,
+            **changed,
+        }
+    )
+
+
+def long_decode(**changed):  # 8 sequences of 4,000 tokens, long answers
+    return window(
+        **{
+            "window_s": 60.0,
+            "requests": 8,
+            "prompt": 4000,
+            "answer": 400,
+            "steps": 800,
+            "step_tokens": 8 * 400 + 8 * 500,  # most of the prompts is cached
+            "samples": [(0, 8, 0.5)] * 20,
+            "prefill_s": 8.0,
+            "decode_s": 400.0,
+            "tflops_per_s": 0.05,
+            "gbytes_per_s": 5.0,
+            "kv_tokens": 70_000,
+            "max_num_seqs": 256,
+            **PEAKS,
+            **changed,
+        }
+    )
+
+
+def idle(**changed):
+    nothing = {"requests": 0, "prompt": 0, "answer": 0, "steps": 0, "step_tokens": 0}
+    return window(
+        **{"window_s": 5.0, "samples": [(0, 0, 0.0)] * 10, **nothing, **LARGE_POOL, **changed}
+    )
+
+
+def row(verdict, metric):
+    return next(item for item in verdict.evidence if item.metric == metric)
+
+
+# --- windows recorded on a real server ---
+
+
+@pytest.mark.parametrize(
+    ("seen", "bottleneck", "confidence"),
+    [
+        (capacity(), Bottleneck.KV_CAPACITY, "high"),
+        # Three quarters of the traffic peak, but two thirds of what is read are weights.
+        (shared_prefix(), Bottleneck.OVERHEAD, "high"),
+        (prefill_only(), Bottleneck.COMPUTE, "high"),
+        (short_decode(), Bottleneck.OVERHEAD, "high"),
+        (long_decode(), Bottleneck.KV_BANDWIDTH, "high"),
+        (idle(), Bottleneck.IDLE, "high"),
+    ],
+)
+def test_recorded_window_is_recognised(seen, bottleneck, confidence):
+    verdict = judge(seen)
+    assert verdict.bottleneck is bottleneck
+    assert verdict.confidence == confidence
+
+
+def test_waiting_below_full_usage_is_capacity_when_the_next_prompt_has_no_room():
+    verdict = judge(
+        long_prompts(prompt=9000, samples=[(2, 1, 0.39), (1, 2, 0.62), (1, 2, 0.62), (0, 2, 0.6)])
+    )
+    assert row(verdict, "peak_kv_usage").holds is False
+    assert row(verdict, "free_kv_mean_prompts_while_waiting").holds is True
+    assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.KV_CAPACITY, "high")
+
+
+def test_waiting_for_the_token_budget_is_not_called_capacity():
+    # Measured: four times the KV memory changed neither the duration nor the queue time.
+    verdict = judge(long_prompts())
+    assert row(verdict, "queue_time_share").holds is True
+    assert row(verdict, "free_kv_mean_prompts_while_waiting").value > 2
+    assert verdict.bottleneck is Bottleneck.ABSTAIN
+    assert "No single resource dominates" in verdict.summary
+    assert "prefill and decoding apart" in verdict.next_experiment
+
+
+def test_waiting_with_free_slots_and_unknown_cache_size_is_capacity_with_little_confidence():
+    verdict = judge(long_prompts(kv_tokens=None))
+    assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.KV_CAPACITY, "low")
+    assert any("kv_cache_size_tokens" in item for item in verdict.missing)
+
+
+# --- traps ---
+
+
+def test_single_preemption_among_many_requests_is_no_bottleneck():
+    seen = short_decode(preemptions=1, requests=200, steps=2400, step_tokens=200 * 128)
+    assert judge(seen).bottleneck is not Bottleneck.KV_CAPACITY
+
+
+def test_full_batch_with_room_in_the_cache_is_batch_width():
+    seen = short_decode(
+        max_num_seqs=8, queue_s=30.0, samples=[(6, 8, 0.1)] * 9 + [(0, 4, 0.05)] * 2
+    )
+    verdict = judge(seen)
+    assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.BATCH_WIDTH, "high")
+    assert "raising max_num_seqs will help" in verdict.summary
+    assert "KV levers will not help" in verdict.summary
+
+
+def test_full_batch_in_a_full_cache_is_capacity():
+    seen = short_decode(max_num_seqs=8, queue_s=30.0, samples=[(6, 8, 0.97)] * 9)
+    assert judge(seen).bottleneck is Bottleneck.KV_CAPACITY
+
+
+def test_lower_limit_of_active_sequences_counts():
+    seen = short_decode(queue_s=30.0, samples=[(6, 4, 0.1)] * 9)
+    seen = replace(
+        seen,
+        effective=EffectiveConfig(
+            max_num_seqs=256, max_num_active_seqs=4, kv_cache_size_tokens=23296
+        ),
+    )
+    assert judge(seen).bottleneck is Bottleneck.BATCH_WIDTH
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_waiting_on_an_attached_server_without_its_limits_is_not_judged(labelled):
+    samples = gauges(*[(6, 8, 0.3)] * 10)
+    if not labelled:
+        samples[WAITING] = samples.pop(WAITING_CAPACITY)
+    verdict = judge(replace(short_decode(queue_s=30.0), gauges=samples, effective=None))
+    assert verdict.bottleneck is Bottleneck.ABSTAIN
+    assert any("max_num_seqs" in item for item in verdict.missing)
+    assert "max_num_seqs" in verdict.next_experiment
+
+
+def test_preemptions_are_capacity_even_if_nothing_else_is_known():
+    seen = replace(capacity(), effective=None, gauges={}, weight_bytes=None)
+    assert (judge(seen).bottleneck, judge(seen).confidence) == (Bottleneck.KV_CAPACITY, "high")
+
+
+def test_prefill_only_load_is_not_idle_although_its_gauges_read_zero():
+    for seen in (prefill_only(), replace(prefill_only(), effective=None, weight_bytes=None)):
+        verdict = judge(seen)
+        assert verdict.bottleneck is Bottleneck.COMPUTE
+        assert row(verdict, "peak_kv_usage").value is None
+
+
+def test_estimates_of_zero_with_work_done_mean_that_they_are_off():
+    seen = short_decode(tflops_per_s=0.0, gbytes_per_s=0.0)
+    verdict = judge(seen)
+    assert row(verdict, "flops_of_peak").value is None
+    assert any("--enable-mfu-metrics" in item for item in verdict.missing)
+    assert verdict.bottleneck is Bottleneck.OVERHEAD
+    # Weights alone explain the traffic, so its estimate stands in for the engine's.
+    assert row(verdict, "memory_traffic_of_peak").value == pytest.approx(0.632, abs=0.001)
+
+
+def test_without_peaks_confidence_is_lower():
+    bare = {"peak_flops_per_s": None, "peak_bytes_per_s": None}
+    assert judge(long_decode(**bare)).bottleneck is Bottleneck.KV_BANDWIDTH
+    assert judge(long_decode(**bare)).confidence == "low"
+    assert judge(prefill_only(**bare)).confidence == "medium"
+    assert judge(short_decode(**bare)).confidence == "medium"
+
+
+def test_kv_reads_of_a_hardly_used_memory_are_no_bandwidth_limit():
+    seen = long_decode(tflops_per_s=0.01, gbytes_per_s=0.5)
+    assert judge(seen).bottleneck is Bottleneck.OVERHEAD
+
+
+def test_more_than_a_peak_discredits_the_peak():
+    verdict = judge(short_decode(gbytes_per_s=14.8))
+    traffic = row(verdict, "memory_traffic_of_peak")
+    assert traffic.value > 2
+    assert traffic.holds is None
+    assert any("peak again" in item for item in verdict.missing)
+    assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.OVERHEAD, "medium")
+
+
+def test_unknown_model_is_named_as_missing():
+    verdict = judge(short_decode(weight_bytes=None, peak_flops_per_s=None))
+    assert verdict.bottleneck is Bottleneck.ABSTAIN
+    assert any("path" in item for item in verdict.missing)
+
+
+def test_evicted_prefix_blocks_are_shown():
+    seen = short_decode()
+    key = "vllm:kv_block_idle_before_evict_seconds_count"
+    seen = replace(seen, counters={**seen.counters, key: 67})
+    assert row(judge(seen), "evicted_cached_blocks").holds is True
+    assert any("--kv-cache-metrics" in item for item in judge(short_decode()).missing)
+
+
+# --- too little to judge ---
+
+
+def test_server_without_statistics_is_not_judged():
+    verdict = judge(Window(window_s=60.0, counters={"process_cpu_seconds_total": 9.0}))
+    assert verdict.bottleneck is Bottleneck.ABSTAIN
+    assert "--disable-log-stats" in verdict.next_experiment
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        capacity(window_s=1.0),
+        short_decode(requests=3, steps=40),
+        idle(samples=[(1, 2, 0.1)] * 10),  # in flight, and not one step
+    ],
+)
+def test_too_little_evidence_is_not_judged(seen):
+    verdict = judge(seen)
+    assert verdict.bottleneck is Bottleneck.ABSTAIN
+    assert verdict.next_experiment
+    assert verdict.missing
+
+
+def test_rare_requests_are_idle():
+    seen = short_decode(window_s=60.0, samples=[(0, 8, 0.04)] * 3 + [(0, 0, 0.0)] * 25)
+    assert judge(seen).bottleneck is Bottleneck.IDLE
+
+
+def test_saturated_load_client_is_not_blamed_on_the_server():
+    load = {"client_cpu_s_per_request": 0.01, "requests_per_s": 95.0}
+    seen = replace(short_decode(), load=load, is_load_ours=True)
+    assert judge(seen).bottleneck is Bottleneck.ABSTAIN
+    assert "client" in judge(seen).summary
+    spare = replace(seen, load={**load, "requests_per_s": 40.0})
+    assert judge(spare).bottleneck is Bottleneck.OVERHEAD
+
+
+# --- properties ---
+
+windows = st.sampled_from(
+    [capacity, shared_prefix, long_prompts, prefill_only, short_decode, long_decode, idle]
+)
+
+
+@given(windows)
+def test_every_sign_is_shown_and_unknown_ones_are_unknown(make):
+    verdict = judge(make())
+    names = [item.metric for item in verdict.evidence]
+    assert len(names) == len(set(names)) >= 16
+    assert all((item.holds is None) or item.value is not None for item in verdict.evidence)
+    assert all(item.says and item.source and item.unit for item in verdict.evidence)
+    assert verdict.summary
+
+
+@given(windows, st.integers(2, 50))
+def test_longer_window_of_the_same_load_gets_the_same_verdict(make, factor):
+    seen = make()
+    longer = replace(
+        seen,
+        window_s=seen.window_s * factor,
+        counters={key: value * factor for key, value in seen.counters.items()},
+    )
+    assert judge(longer).bottleneck is judge(seen).bottleneck
+    assert judge(longer).summary == judge(seen).summary
+
+
+@given(windows, st.integers(1, 100))
+def test_requests_that_are_redone_always_mean_capacity(make, preemptions):
+    if make is not idle:
+        assert judge(make(preemptions=preemptions)).bottleneck is Bottleneck.KV_CAPACITY
+
+
+amounts = st.one_of(st.just(0.0), st.floats(0, 1e15))
+KEYS = sorted(capacity().counters)
+
+
+@given(
+    st.floats(0.001, 1e5),
+    st.dictionaries(st.sampled_from(KEYS), amounts),
+    st.lists(st.tuples(amounts, amounts, st.floats(0, 1)), max_size=5),
+    st.booleans(),
+    st.one_of(st.none(), st.floats(1, 1e15)),
+)
+def test_any_window_gets_a_verdict(window_s, counters, samples, known, peak):
+    seen = Window(
+        window_s=window_s,
+        counters=counters,
+        gauges=gauges(*samples) if samples else {},
+        effective=EffectiveConfig(max_num_seqs=8, kv_cache_size_tokens=4096) if known else None,
+        peak_flops_per_s=peak,
+        peak_bytes_per_s=peak,
+        weight_bytes=WEIGHT_BYTES if known else None,
+        kv_bytes_per_token=KV_BYTES_PER_TOKEN,
+    )
+    verdict = judge(seen)
+    assert verdict == judge(seen)
+    if verdict.bottleneck is Bottleneck.ABSTAIN:
+        assert verdict.next_experiment
