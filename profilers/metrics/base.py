@@ -90,7 +90,7 @@ def statistic_of(ordered: Sequence[float], statistic: str) -> float:
 
 def metrics() -> dict[str, type[Metric]]:
     """All metrics by name."""
-    return discover("kvtune.profilers.metrics", Metric, group="kvtune.metrics")  # type: ignore[type-abstract]
+    return discover("kvtune.profilers.metrics", Metric, group="kvtune.metrics")
 
 
 def measure(run: LoadRun, goal: Goal) -> dict[str, float]:
