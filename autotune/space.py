@@ -131,9 +131,12 @@ def dry_run_text(space: SearchSpace) -> str:
         lines.append(f"    {entry.because}")
         for name, allowed in (entry.active_when or {}).items():
             lines.append(f"    only when {name} is {' or '.join(map(str, allowed))}")
-    if space.refusals:
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in space.refusals.items():
+        by_reason.setdefault(reason, []).append(name)
+    if by_reason:
         lines.append("not offered:")
-        lines += [f"  {name}: {reason}" for name, reason in space.refusals.items()]
+    lines += [f"  {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     return "\n".join(lines)
 
 

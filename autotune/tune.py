@@ -256,7 +256,7 @@ class Tuning:
 
     def _decide(self, confirmed: dict[int, Measurement]) -> Decision:
         points = self._points()
-        baseline = next((entry for entry in points if not entry.trial.stack.choices), None)
+        baseline = next((entry for entry in points if entry.trial.number == 0), None)
         rejected = self._rejected(points, baseline, confirmed)
         final = {
             entry.trial.number: confirmed.get(entry.trial.number, entry.measurement)
@@ -344,7 +344,7 @@ class Tuning:
     def _rejected(
         self, points: list[Entry], baseline: Entry | None, confirmed: dict[int, Measurement]
     ) -> dict[int, str]:
-        stock = next((entry for entry in points if not entry.trial.stack.choices), None)
+        stock = next((entry for entry in points if entry.trial.number == 0), None)
         canary = Canary(stock.measurement if stock is not None else None)
         rejected = {}
         for entry in points:

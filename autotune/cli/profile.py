@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -123,6 +122,8 @@ def profile(
 def _attached(
     url: str, load: _Load | None, watch_s: float, goal: Goal, reporter: TerminalReporter
 ) -> Profile:
+    import asyncio
+
     from kvtune.autotune.profiling import Subject, profile_of, watch
     from kvtune.engines.attach import attach
 
@@ -188,6 +189,8 @@ def _launched(
 def _replayed(
     endpoint: Endpoint, effective: EffectiveConfig | None, load: _Load, reporter: TerminalReporter
 ) -> LoadRun:
+    import asyncio
+
     from kvtune.profilers.measure import replay_workload
 
     reporter.note(f"replaying {len(load.workload.requests)} requests of {load.workload.name}")

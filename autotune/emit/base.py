@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from kvtune.autotune.emit.secret_names import secret_variable, split_environment
-from kvtune.engines.vllm.arguments import to_argv
 from pydantic import JsonValue
 
+from kvtune.autotune.emit.secret_names import secret_variable, split_environment
+from kvtune.engines.vllm.arguments import to_argv
 from kvtune.errors import BadInput
 from kvtune.registry import discover
 from kvtune.types import ServingConfig, fingerprint_of

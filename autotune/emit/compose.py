@@ -19,7 +19,6 @@ from kvtune.autotune.emit.containers import (
 from kvtune.autotune.emit.header import comment, header
 from kvtune.autotune.emit.secret_names import split_environment
 from kvtune.autotune.emit.yaml_text import Noted, to_yaml
-
 from kvtune.types import ServingConfig
 
 _FILE = "compose.yaml"

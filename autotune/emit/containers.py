@@ -12,7 +12,6 @@ from kvtune.autotune.emit.header import comment, one_line
 from kvtune.autotune.emit.secret_names import split_environment
 from kvtune.autotune.emit.yaml_text import Noted
 from kvtune.engines.vllm.arguments import to_argv
-
 from kvtune.errors import BadInput
 from kvtune.types import ServingConfig
 
@@ -87,11 +86,15 @@ def local_paths(config: ServingConfig) -> tuple[str, ...]:
 
 
 def deployment_name(config: ServingConfig) -> str:
-    """A DNS label (at most 40 characters, never a number) for all deployments of one study."""
+    """A DNS label, never a number, for all deployments of one study.
+
+    27 characters at most: the Helm chart adds the release's name and up to 16 of its own to it, and
+    a label ends at 63.
+    """
     slug = re.sub(r"[^a-z0-9]+", "-", config.study.lower()).strip("-")
-    if slug != config.study or not 0 < len(slug) <= 24:
+    if slug != config.study or not 0 < len(slug) <= 20:
         # Names that only differ in what a label cannot hold must not collide.
-        slug = f"{slug[:24].strip('-')}-{hashlib.sha256(config.study.encode()).hexdigest()[:8]}"
+        slug = f"{slug[:11].strip('-')}-{hashlib.sha256(config.study.encode()).hexdigest()[:8]}"
     return "kvtune-" + slug.strip("-")
 
 

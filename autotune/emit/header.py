@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from kvtune.autotune.emit.base import config_fingerprint, engine_arguments, revert_command
 from kvtune.autotune.emit.secret_names import split_environment
 from kvtune.engines.vllm.arguments import to_argv
-
 from kvtune.types import EngineInfo, Goal, Interval, Outcome, ServingConfig, Setting
 
 _WIDTH = 98

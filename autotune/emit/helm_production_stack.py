@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from pydantic import JsonValue
+
 from kvtune.autotune.emit.base import Emitter
 from kvtune.autotune.emit.containers import (
     PORT,
@@ -33,8 +35,6 @@ from kvtune.autotune.emit.containers import (
 from kvtune.autotune.emit.header import comment, header
 from kvtune.autotune.emit.yaml_text import Noted, to_yaml
 from kvtune.engines.vllm.arguments import to_argv
-from pydantic import JsonValue
-
 from kvtune.types import ServingConfig
 
 _FILE = "values.yaml"
@@ -147,8 +147,8 @@ def _field(name: str, value: JsonValue) -> str | None:
         return _FLAGS.get(name)
     if isinstance(value, int) and 0 <= value <= _LARGEST_COUNT and name in _COUNTS:
         return _COUNTS[name]
-    if name == "dtype" and isinstance(value, str):
+    if name == "dtype" and isinstance(value, str) and not value.startswith("-"):
         return "dtype"
-    if name == "gpu-memory-utilization" and isinstance(value, int | float):
+    if name == "gpu-memory-utilization" and isinstance(value, int | float) and 0 < value <= 1:
         return "gpuMemoryUtilization"
     return None

@@ -22,7 +22,6 @@ from kvtune.autotune.emit.containers import (
 )
 from kvtune.autotune.emit.header import comment, header
 from kvtune.autotune.emit.yaml_text import Noted, to_yaml
-
 from kvtune.types import ServingConfig
 
 _FILE = "kubernetes.yaml"

@@ -15,7 +15,6 @@ from kvtune.autotune.emit.base import (
 from kvtune.autotune.emit.header import header
 from kvtune.autotune.emit.secret_names import split_environment
 from kvtune.engines.vllm.arguments import to_argv
-
 from kvtune.types import ServingConfig
 
 _FILE = "serve.sh"

@@ -9,7 +9,6 @@ from kvtune.autotune.emit.base import Emitter, engine_arguments, engine_command,
 from kvtune.autotune.emit.header import header, setting_comment
 from kvtune.autotune.emit.secret_names import split_environment
 from kvtune.autotune.emit.yaml_text import Noted, to_yaml
-
 from kvtune.errors import BadInput
 from kvtune.types import ServingConfig
 

@@ -40,7 +40,7 @@ def write_files(
     """
     contents = {name: text.encode() for name, text in files.items()}
     for name in contents:
-        if Path(name).name != name or name == MANIFEST:
+        if Path(name).name != name or name in {"", "..", MANIFEST}:
             raise BadInput(f"{name!r} is not a name for an emitted file", "use a plain file name")
     try:
         directory.mkdir(parents=True, exist_ok=True)

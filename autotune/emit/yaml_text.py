@@ -15,6 +15,8 @@ from typing import Any
 
 _PLAIN = re.compile(r"(--|/)?[A-Za-z][A-Za-z0-9_./-]*")
 _VERBATIM = re.compile(r"[ -&(-~]*[\"\\][ -&(-~]*")
+# A longer key needs the form with a question mark.
+_LONGEST_KEY = 1000
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
@@ -47,7 +49,11 @@ def to_yaml(node: Mapping[str, Any]) -> list[str]:
     for key, entry in node.items():
         value = entry.value if isinstance(entry, Noted) else entry
         lines += entry.lines if isinstance(entry, Noted) else ()
-        lines += _attach(f"{scalar(key)}:", value)
+        name = scalar(key)
+        if len(name) > _LONGEST_KEY:
+            lines.append(f"? {name}")
+            name = ""
+        lines += _attach(f"{name}:", value)
     return lines
 
 
