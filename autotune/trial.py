@@ -95,7 +95,12 @@ def _measure(
     answers: tuple[str, ...] | None = None
     try:
         if canary:
-            report = asyncio.run(run_canary(partial(ask_text, server.endpoint)))
+            report = asyncio.run(
+                run_canary(
+                    partial(ask_text, server.endpoint),
+                    max_model_len_tokens=server.effective.max_model_len_tokens,
+                )
+            )
             answers = tuple(answer.text for answer in report.answers)
         for repeat in range(trial.repeats):
             run = asyncio.run(

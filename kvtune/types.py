@@ -268,13 +268,17 @@ class PolicyStack(Stored):
 
 
 class Trial(Stored):
-    """One point to measure: a stack on top of the user's base arguments, and how often."""
+    """One point to measure: a stack on top of the user's base arguments, and how often.
+
+    `parent` is set on a trial that measures an earlier one again: its number.
+    """
 
     number: int
     stack: PolicyStack
     base_arguments: dict[str, JsonValue]
     repeats: int
     seed: int
+    parent: int | None = None
 
     @property
     def arguments(self) -> dict[str, JsonValue]:
