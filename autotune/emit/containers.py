@@ -98,7 +98,7 @@ def deployment_name(config: ServingConfig) -> str:
     return "kvtune-" + slug.strip("-")
 
 
-def annotations(config: ServingConfig) -> dict[str, str]:
+def provenance_annotations(config: ServingConfig) -> dict[str, str]:
     """Where a deployed object comes from, as Kubernetes annotations."""
     values = {
         "kvtune/study": config.study,

@@ -84,7 +84,7 @@ def header(
         lines += _commands(f"Secrets are not written here. Supply {', '.join(secret)}:", supply)
     lines += _commands("To start:", start)
     if revert:
-        lines += _commands("To go back to what ran before:", revert)
+        lines += _commands("To take this back:", revert)
     return lines + _commands("The baseline, to go back to:", [revert_command(config)])
 
 

@@ -20,7 +20,6 @@ from kvtune.autotune.emit.base import Emitter
 from kvtune.autotune.emit.containers import (
     PORT,
     START_BUDGET_S,
-    annotations,
     container_arguments,
     container_notes,
     deployment_name,
@@ -30,6 +29,7 @@ from kvtune.autotune.emit.containers import (
     kubernetes_supply,
     kubernetes_volumes,
     memory_request,
+    provenance_annotations,
     without_expansion,
 )
 from kvtune.autotune.emit.header import comment, header
@@ -100,8 +100,8 @@ def _model(config: ServingConfig) -> dict[str, Any]:
     repository, tag = image(config)
     model: dict[str, Any] = {
         "name": deployment_name(config),
-        "annotations": annotations(config),
-        "podAnnotations": annotations(config),
+        "annotations": provenance_annotations(config),
+        "podAnnotations": provenance_annotations(config),
         "repository": repository,
         "tag": tag,
         "modelURL": without_expansion(config.model),

@@ -8,7 +8,6 @@ from kvtune.autotune.emit.base import Emitter
 from kvtune.autotune.emit.containers import (
     PORT,
     START_BUDGET_S,
-    annotations,
     container_argv,
     container_notes,
     deployment_name,
@@ -18,6 +17,7 @@ from kvtune.autotune.emit.containers import (
     kubernetes_supply,
     kubernetes_volumes,
     memory_request,
+    provenance_annotations,
     without_expansion,
 )
 from kvtune.autotune.emit.header import comment, header
@@ -63,7 +63,7 @@ def _metadata(config: ServingConfig) -> dict[str, Any]:
     return {
         "name": deployment_name(config),
         "labels": _labels(config),
-        "annotations": annotations(config),
+        "annotations": provenance_annotations(config),
     }
 
 
@@ -95,7 +95,10 @@ def _deployment(config: ServingConfig) -> dict[str, Any]:
                 ),
             ),
             "template": {
-                "metadata": {"labels": _labels(config), "annotations": annotations(config)},
+                "metadata": {
+                    "labels": _labels(config),
+                    "annotations": provenance_annotations(config),
+                },
                 "spec": _pod(config),
             },
         },
