@@ -125,7 +125,7 @@ def _attached(
     import asyncio
 
     from kvtune.autotune.profiling import Subject, profile_of, watch
-    from kvtune.engines.attach import attach
+    from kvtune.engines.vllm.attach import attach
 
     reporter.phase(f"Attaching to {url}")
     endpoint, effective = attach(url)

@@ -1,0 +1,141 @@
+"""Decisions: noise never wins, harm never wins without need, failure never wins at all."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtune.autotune.decide import Candidate, decide
+from kvtune.types import (
+    Choice,
+    Failure,
+    FailureClass,
+    Goal,
+    Harm,
+    Measurement,
+    Outcome,
+    PolicyStack,
+    Slo,
+    Status,
+)
+
+GOAL = Goal(slos=(Slo(metric="ttft", statistic="p95", limit_s=1.0),))
+
+
+def stack(harm=Harm.LOSSLESS, **arguments):
+    if not arguments:
+        return PolicyStack()
+    return PolicyStack(choices=(Choice(policy="p", parameters={}, arguments=arguments, harm=harm),))
+
+
+def measured(goodput, ttft_s=0.5):
+    return Measurement(
+        status=Status.OK,
+        metrics={
+            "goodput_requests_per_s": tuple(goodput),
+            "ttft_p95_s": (ttft_s,) * len(goodput),
+        },
+    )
+
+
+def candidate(number, goodput, *, ttft_s=0.5, harm=Harm.LOSSLESS, **arguments):
+    return Candidate(number, stack(harm, **arguments), measured(goodput, ttft_s))
+
+
+BASELINE = candidate(0, (1.0, 1.1, 0.9))
+
+
+def test_settings_far_above_the_noise_win():
+    decision = decide(GOAL, BASELINE, [candidate(3, (2.0, 2.1, 1.9), a=1)], {})
+    assert decision.outcome is Outcome.WINNER
+    assert decision.recommended == 3
+    assert decision.gain_ratio is not None
+    assert 1.9 < decision.gain_ratio.estimate < 2.2
+    assert decision.gain_ratio.low > 1
+
+
+def test_a_difference_within_the_noise_is_no_winner():
+    decision = decide(GOAL, BASELINE, [candidate(3, (1.0, 1.3, 0.9), a=1)], {})
+    assert decision.outcome is Outcome.NO_CLEAR_WINNER
+    assert decision.recommended == 0, "the simplest of those that tie"
+    assert decision.ties == (3,)
+
+
+def test_settings_that_are_worse_leave_the_defaults():
+    decision = decide(GOAL, BASELINE, [candidate(3, (0.2, 0.21, 0.19), a=1)], {})
+    assert decision.outcome is Outcome.KEEP_BASELINE
+    assert decision.recommended == 0
+
+
+def test_of_settings_that_tie_the_less_harmful_one_is_recommended():
+    fp8 = candidate(4, (2.05, 2.1, 2.0), harm=Harm.NEAR_LOSSLESS, dtype="fp8")
+    lossless = candidate(5, (2.0, 2.1, 1.9), a=1, b=2)
+    decision = decide(GOAL, BASELINE, [fp8, lossless], {})
+    assert decision.outcome is Outcome.WINNER
+    assert decision.recommended == 5
+    assert decision.ties == (4,)
+
+
+def test_of_equally_harmless_settings_that_tie_the_simpler_one_is_recommended():
+    decision = decide(
+        GOAL,
+        BASELINE,
+        [candidate(4, (2.05, 2.1, 2.0), a=1, b=2), candidate(5, (2, 2.1, 1.9), a=1)],
+        {},
+    )
+    assert decision.recommended == 5
+
+
+def test_the_fastest_settings_lose_when_they_miss_the_limit():
+    fast = candidate(4, (9.0, 9.1, 8.9), ttft_s=1.2, a=1)
+    decision = decide(GOAL, BASELINE, [fast, candidate(5, (2.0, 2.1, 1.9), b=1)], {})
+    assert decision.recommended == 5
+
+
+def test_when_nothing_meets_the_goal_the_closest_point_is_named_with_what_it_misses():
+    baseline = candidate(0, (1.0, 1.1, 0.9), ttft_s=3.0)
+    decision = decide(GOAL, baseline, [candidate(4, (2.0, 2.1, 1.9), ttft_s=1.5, a=1)], {})
+    assert decision.outcome is Outcome.INFEASIBLE
+    assert decision.recommended == 4
+    assert any("p95 ttft" in reason and "1.5" in reason for reason in decision.reasons)
+
+
+def test_a_limit_whose_metric_was_not_measured_is_not_met():
+    blind = Candidate(
+        4,
+        stack(a=1),
+        Measurement(status=Status.OK, metrics={"goodput_requests_per_s": (5.0, 5.0, 5.0)}),
+    )
+    assert decide(GOAL, None, [blind], {}).outcome is Outcome.INFEASIBLE
+
+
+def test_a_crashed_trial_never_wins():
+    crashed = Measurement(
+        status=Status.FAILED,
+        failure=Failure(failure=FailureClass.CRASH_UNDER_LOAD, message="died"),
+        metrics={"goodput_requests_per_s": (99.0, 99.0), "ttft_p95_s": (0.0, 0.0)},
+    )
+    decision = decide(GOAL, BASELINE, [Candidate(4, stack(a=1), crashed)], {4: "died"})
+    assert decision.recommended == 0
+    assert decision.rejected == {4: "died"}
+
+
+def test_nothing_measured_recommends_nothing():
+    decision = decide(GOAL, None, [], {0: "does-not-fit: too small"})
+    assert decision.outcome is Outcome.NOTHING_MEASURED
+    assert decision.recommended is None
+
+
+def test_one_repeat_is_never_enough_for_a_winner():
+    decision = decide(GOAL, candidate(0, (1.0,)), [candidate(1, (50.0,), a=1)], {})
+    assert decision.outcome is not Outcome.WINNER
+
+
+@given(
+    st.lists(st.floats(0.5, 2.0), min_size=3, max_size=3),
+    st.lists(st.floats(0.5, 2.0), min_size=3, max_size=3),
+)
+def test_a_winner_is_always_separated_from_the_baseline(ours, theirs):
+    decision = decide(GOAL, candidate(0, theirs), [candidate(1, ours, a=1)], {})
+    if decision.outcome is Outcome.WINNER:
+        assert decision.recommended == 1
+        assert sum(ours) > sum(theirs)
+    assert decision.recommended in (0, 1)
