@@ -108,7 +108,7 @@ class Engine(ABC):
             EngineError: it did not start. The class says why; nothing is left running.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - an engine that keeps nothing needs none
         """End everything the engine keeps between launches. May be called again."""
 
     def __enter__(self) -> Self:

@@ -1,0 +1,183 @@
+"""What a vLLM server really runs with, read back from it; a flag is never taken at its word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import JsonValue
+
+from kvtune.engines.vllm.arguments import normal_name
+from kvtune.engines.vllm.log import plain
+from kvtune.types import EffectiveConfig
+
+# EffectiveConfig's field -> where /server_info has it.
+_SERVER_INFO = {
+    "kv_cache_size_tokens": ("cache_config", "kv_cache_size_tokens"),
+    "num_gpu_blocks": ("cache_config", "num_gpu_blocks"),
+    "block_size_tokens": ("cache_config", "block_size"),
+    "kv_cache_max_concurrency": ("cache_config", "kv_cache_max_concurrency"),
+    "kv_cache_memory_bytes": ("cache_config", "kv_cache_memory_bytes"),
+    "kv_cache_dtype": ("cache_config", "cache_dtype"),
+    "enable_prefix_caching": ("cache_config", "enable_prefix_caching"),
+    "prefix_caching_hash_algo": ("cache_config", "prefix_caching_hash_algo"),
+    "model_dtype": ("model_config", "dtype"),
+    "max_model_len_tokens": ("model_config", "max_model_len"),
+    "enforce_eager": ("model_config", "enforce_eager"),
+    "max_num_seqs": ("scheduler_config", "max_num_seqs"),
+    "max_num_active_seqs": ("scheduler_config", "max_num_active_seqs"),
+    "max_num_batched_tokens": ("scheduler_config", "max_num_batched_tokens"),
+    "long_prefill_token_threshold_tokens": ("scheduler_config", "long_prefill_token_threshold"),
+    "watermark_ratio": ("scheduler_config", "watermark"),
+    "scheduler_reserve_full_isl": ("scheduler_config", "scheduler_reserve_full_isl"),
+}
+_CACHE_CONFIG = {
+    label: field for field, (section, label) in _SERVER_INFO.items() if section == "cache_config"
+}
+_LOG = {
+    "attention_backend": r"Using (\w+) (?:attention )?backend\b",
+    "engine_version": r"Initializing a V1 LLM engine \(v([^)]+)\)",
+    "model_dtype": r"with config: .*\bdtype=([\w.]+)",
+    "max_model_len_tokens": r"with config: .*\bmax_seq_len=(\d+)",
+    "enforce_eager": r"with config: .*\benforce_eager=(True|False)",
+    "kv_cache_size_tokens": r"KV cache size: ([\d,]+) tokens",
+    "max_num_batched_tokens": r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)",
+}
+# Option name -> field whose value must read back as it was passed.
+_ARGUMENTS = {
+    "attention-backend": "attention_backend",
+    "block-size": "block_size_tokens",
+    "enable-prefix-caching": "enable_prefix_caching",
+    "enforce-eager": "enforce_eager",
+    "kv-cache-dtype": "kv_cache_dtype",
+    "kv-cache-memory-bytes": "kv_cache_memory_bytes",
+    "long-prefill-token-threshold": "long_prefill_token_threshold_tokens",
+    "max-model-len": "max_model_len_tokens",
+    "max-num-active-seqs": "max_num_active_seqs",
+    "max-num-batched-tokens": "max_num_batched_tokens",
+    "max-num-seqs": "max_num_seqs",
+    "num-gpu-blocks-override": "num_gpu_blocks",
+    "prefix-caching-hash-algo": "prefix_caching_hash_algo",
+    "scheduler-reserve-full-isl": "scheduler_reserve_full_isl",
+    "watermark": "watermark_ratio",
+}
+_MULTIPLIERS = {
+    suffix: multiplier
+    for power, letter in enumerate("kmgt", start=1)
+    for suffix, multiplier in ((letter, 1000**power), (letter.upper(), 1024**power))
+}
+
+
+def read_effective(
+    *,
+    server_info: Mapping[str, Any] | None,
+    metrics_text: str,
+    log_text: str,
+    version: str | None,
+    start_kind: Literal["cold", "warm", "attached"],
+) -> EffectiveConfig:
+    """Put together what the server says in three places; where two say it, the first counts.
+
+    `source` names, in that order, the places that gave at least one value: "server_info",
+    "metrics" (the labels of `vllm:cache_config_info`) and "log".
+    """
+    found: dict[str, Any] = {}
+    sources = []
+    for source, values in (
+        ("server_info", _from_server_info(server_info or {})),
+        ("metrics", _from_metrics(metrics_text)),
+        ("log", _from_log(log_text)),
+    ):
+        new = {name: value for name, value in values.items() if found.get(name) is None}
+        if any(value is not None for value in new.values()):
+            sources.append(source)
+        found.update(new)
+    found["engine_version"] = version or found.get("engine_version")
+    return EffectiveConfig(**found, start_kind=start_kind, source=tuple(sources))
+
+
+def _from_server_info(server_info: Mapping[str, Any]) -> dict[str, Any]:
+    config = server_info.get("vllm_config")
+    if not isinstance(config, Mapping):
+        return {}
+    values = {
+        field: (config.get(section) or {}).get(name)
+        for field, (section, name) in _SERVER_INFO.items()
+    }
+    values["model_dtype"] = _dtype(values["model_dtype"])
+    return values
+
+
+def _from_metrics(text: str) -> dict[str, Any]:
+    found = re.search(r"^vllm:cache_config_info\{(.*)\} ", text, re.MULTILINE)
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
+    return {
+        field: _label_value(labels[label], field)
+        for label, field in _CACHE_CONFIG.items()
+        if label in labels
+    }
+
+
+def _label_value(text: str, field: str) -> Any:
+    if text == "None":
+        return None
+    if field == "enable_prefix_caching":
+        return text == "True"
+    if field in ("kv_cache_dtype", "prefix_caching_hash_algo"):
+        return text
+    return float(text) if field == "kv_cache_max_concurrency" else int(text)
+
+
+def _from_log(text: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for field, pattern in _LOG.items():
+        if found := re.search(pattern, plain(text)):
+            values[field] = found[1]
+    for field in ("kv_cache_size_tokens", "max_model_len_tokens", "max_num_batched_tokens"):
+        if field in values:
+            values[field] = int(values[field].replace(",", ""))
+    if "enforce_eager" in values:
+        values["enforce_eager"] = values["enforce_eager"] == "True"
+    if "model_dtype" in values:
+        values["model_dtype"] = _dtype(values["model_dtype"])
+    return values
+
+
+def _dtype(name: Any) -> str | None:
+    return name.removeprefix("torch.") if isinstance(name, str) else None
+
+
+def differences(
+    arguments: Mapping[str, JsonValue], effective: EffectiveConfig, log_text: str
+) -> tuple[str, ...]:
+    """Say which arguments the engine did not take as they were passed, one warning each."""
+    warnings = []
+    for name, wanted in arguments.items():
+        field = _ARGUMENTS.get(normal_name(name))
+        got = getattr(effective, field) if field else None
+        if got is not None and not _same(wanted, got):
+            warnings.append(
+                f"--{normal_name(name)} was passed as {wanted!r}, but the engine runs with {got!r}"
+            )
+    if refused := re.search(r"Cannot use (\S+) backend on CPU", log_text):
+        backend = refused[1].rpartition(".")[2]
+        warnings.append(f"the engine does not use the attention backend {backend} on CPU")
+    return tuple(warnings)
+
+
+def _same(wanted: JsonValue, got: Any) -> bool:
+    if wanted is None or wanted in ("auto", -1, "-1"):
+        return True
+    if isinstance(got, str):
+        return str(wanted).upper() == got.upper()
+    number = _number(wanted)
+    return number is None or number == float(got)
+
+
+def _number(value: JsonValue) -> float | None:
+    """A number as vLLM reads it: `256M` is 256 * 2**20, `2k` is 2,000."""
+    if isinstance(value, int | float):
+        return float(value)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)", value) if isinstance(value, str) else None
+    return float(found[1]) * _MULTIPLIERS.get(found[2], 1) if found else None

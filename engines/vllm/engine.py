@@ -1,0 +1,334 @@
+"""vLLM servers: found, described, checked and started, cold or from a warm parent."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import JsonValue
+
+from kvtune.engines.base import Engine, ServerSpec
+from kvtune.engines.vllm.arguments import normal_name, to_argv
+from kvtune.engines.vllm.effective import differences, read_effective
+from kvtune.engines.vllm.environment import (
+    Installation,
+    find_installation,
+    is_tested,
+    server_environment,
+)
+from kvtune.engines.vllm.model_path import expand_model
+from kvtune.engines.vllm.option_check import RESERVED, OptionCheck, check_in_subprocess
+from kvtune.engines.vllm.process import GuardedProcess, start_guarded
+from kvtune.engines.vllm.readiness import (
+    check_listener,
+    check_model,
+    free_port,
+    get_json,
+    http_get,
+    port_is_taken,
+    wait_until_ready,
+)
+from kvtune.engines.vllm.server import HealthWatch, ServerLog, VllmServer
+from kvtune.engines.vllm.warm import WarmParent, WarmTrouble
+from kvtune.errors import BadInput, EngineError
+from kvtune.types import EffectiveConfig, Endpoint, EngineInfo, FailureClass
+
+_PORT_TRIES = 3
+_WARM_TRIES = 2
+_READ_BACK_LIMIT_S = 60.0
+
+StartKind = Literal["cold", "warm"]
+
+
+class VllmEngine(Engine):
+    """vLLM of an interpreter, or behind a command.
+
+    `python` is the interpreter that has vLLM; default: kvtune's own. `command` starts the server
+    instead, with `{args}` in the place of vLLM's arguments (and, if needed, `{port}` and
+    `{model}`), e.g. `docker run --rm --network host vllm/vllm-openai:v0.32.0 {args}`; whatever it
+    starts must answer on the spec's host and port here. Nothing is known about that vLLM until a
+    server of it runs.
+
+    `start="warm"` forks servers from a parent that has vLLM imported, which is several times
+    faster. That is done on the CPU platform only: a process that has touched CUDA cannot be
+    forked. Where it is not possible or goes wrong, servers are started cold, with a warning in
+    `RunningServer.warnings`; `EffectiveConfig.start_kind` says which it was.
+    """
+
+    name: ClassVar[str] = "vllm"
+
+    def __init__(
+        self,
+        python: str | None = None,
+        command: str | None = None,
+        start: StartKind = "warm",
+    ) -> None:
+        self._python = python
+        self._command = _read_command(command) if command is not None else None
+        self._start_kind = start
+        self._installation: Installation | None = None
+        self._info: EngineInfo | None = None
+        self._options: OptionCheck | None = None
+        self._warm: WarmParent | None = None
+        self._warm_troubles = 0
+
+    def describe(self) -> EngineInfo:
+        """Which vLLM this is; behind a command, "unknown" until a server has told.
+
+        Raises:
+            EngineError: `ENGINE_MISSING`, with how to install it.
+        """
+        if self._info is None:
+            self._info = (
+                self._found().info
+                if self._command is None
+                else EngineInfo(
+                    name=self.name,
+                    version="unknown",
+                    distribution="unknown",
+                    platform="unknown",
+                    python=None,
+                    tested=False,
+                )
+            )
+        return self._info
+
+    def known_options(self) -> frozenset[str]:
+        """Every long option that vLLM's parser has, without dashes; empty behind a command."""
+        return self._option_check().known_options() if self._command is None else frozenset()
+
+    def check_arguments(self, arguments: Mapping[str, JsonValue], model: str) -> tuple[str, ...]:
+        """Problems that vLLM's own parser finds; none are looked for behind a command."""
+        return self.check_many([arguments], model)[0]
+
+    def check_many(
+        self, candidates: Sequence[Mapping[str, JsonValue]], model: str
+    ) -> list[tuple[str, ...]]:
+        """`check_arguments` for many candidates at the price of one."""
+        if self._command is not None:
+            return [() for _ in candidates]
+        return self._option_check().check_many(candidates, model)
+
+    def launch(
+        self,
+        spec: ServerSpec,
+        *,
+        log_path: Path,
+        start_timeout_s: float = 300,
+        on_log: Callable[[str], None] | None = None,
+    ) -> VllmServer:
+        """Start a server and return it once it serves the expected model.
+
+        `log_path` is overwritten. `start_s` leaves out the import of a new warm parent, which is
+        paid once.
+
+        Raises:
+            EngineError: it did not start. The class says why; nothing is left running.
+            BadInput: the arguments hold what kvtune sets itself.
+        """
+        if taken := sorted(RESERVED & set(map(normal_name, spec.arguments))):
+            raise BadInput(
+                f"--{taken[0]} cannot be an engine argument: kvtune sets it itself",
+                "Use kvtune's own option for it.",
+            )
+        if spec.port is not None and port_is_taken(spec.host, spec.port):
+            raise EngineError(
+                FailureClass.PORT_TAKEN,
+                f"something listens on port {spec.port} already",
+                "Leave the port out to get a free one, or stop what listens there.",
+            )
+        for tries_left in reversed(range(_PORT_TRIES if spec.port is None else 1)):
+            port = spec.port or free_port(spec.host)
+            try:
+                return self._launch_on(port, spec, log_path, start_timeout_s, on_log)
+            except EngineError as error:
+                # Between our look and the server's, somebody else may have taken the port.
+                if error.failure is not FailureClass.PORT_TAKEN or not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def close(self) -> None:
+        """End the warm parent, and with it every server that was forked from it."""
+        if self._warm is not None:
+            self._warm.close()
+            self._warm = None
+
+    def _found(self) -> Installation:
+        if self._installation is None:
+            self._installation = find_installation(self._python)
+        return self._installation
+
+    def _option_check(self) -> OptionCheck:
+        if self._options is None:
+            self._options = OptionCheck(self.describe(), self._ask_parser)
+        return self._options
+
+    def _ask_parser(self, lists: Sequence[Sequence[str]]) -> dict[str, Any]:
+        if self._warm is not None:
+            try:
+                return self._warm.check(lists)
+            except WarmTrouble:
+                self._drop_warm()
+        answer: dict[str, Any] = check_in_subprocess(self._found(), lists)
+        return answer
+
+    def _launch_on(
+        self,
+        port: int,
+        spec: ServerSpec,
+        log_path: Path,
+        start_timeout_s: float,
+        on_log: Callable[[str], None] | None,
+    ) -> VllmServer:
+        model = expand_model(spec.model) if self._command is None else spec.model
+        environment = server_environment(
+            spec.environment, platform=self.describe().platform, model=model
+        )
+        argv = _server_argv(spec, model, port)
+        warm, warnings = self._warm_parent(environment)
+        log = ServerLog(log_path, on_log)
+        process: GuardedProcess | None = None
+        start_s = time.monotonic()
+        try:
+            kind: StartKind = "cold"
+            if warm is not None:
+                try:
+                    process, kind = warm.serve(argv, log_path), "warm"
+                except WarmTrouble as trouble:
+                    self._drop_warm()
+                    warnings += (f"started cold: {trouble}",)
+            if process is None:
+                process = start_guarded(self._cold_command(argv, spec, port), environment, log_path)
+            wait_until_ready(
+                process,
+                host=spec.host,
+                port=port,
+                tail=log.tail,
+                read_log=log.read,
+                timeout_s=start_timeout_s,
+            )
+            ready_s = time.monotonic() - start_s
+            if self._command is None:
+                check_listener(process, port)
+            check_model(spec.host, port, spec.model_name)
+            effective = self._read_back(spec, port, log, kind)
+        except BaseException:
+            if process is not None:
+                process.stop()
+            log.tail.stop()
+            raise
+        return VllmServer(
+            endpoint=Endpoint(f"http://{spec.host}:{port}", spec.model_name, process.pid),
+            effective=effective,
+            start_s=ready_s,
+            warnings=warnings + differences(spec.arguments, effective, log.read()),
+            process=process,
+            log=log,
+            health=HealthWatch(spec.host, port),
+        )
+
+    def _cold_command(self, argv: list[str], spec: ServerSpec, port: int) -> list[str]:
+        if self._command is not None:
+            return _fill_command(self._command, argv, model=spec.model, port=port)
+        found = self._found()
+        return [found.python, "-m", found.module, *argv]
+
+    def _warm_parent(
+        self, environment: Mapping[str, str]
+    ) -> tuple[WarmParent | None, tuple[str, ...]]:
+        """The warm parent for this environment, started if need be, or why there is none."""
+        if self._start_kind == "cold" or self._command is not None:
+            return None, ()
+        if not self._found().can_start_warm or self._warm_troubles >= _WARM_TRIES:
+            return None, ()
+        if self._warm is not None and self._warm.environment != environment:
+            self.close()
+        if self._warm is None:
+            try:
+                self._warm = WarmParent(self._found().python, environment)
+            except WarmTrouble as trouble:
+                self._warm_troubles += 1
+                return None, (f"started cold: {trouble}",)
+        return self._warm, ()
+
+    def _drop_warm(self) -> None:
+        self._warm_troubles += 1
+        self.close()
+
+    def _read_back(
+        self, spec: ServerSpec, port: int, log: ServerLog, kind: StartKind
+    ) -> EffectiveConfig:
+        """Ask the server what it runs with, and remember which vLLM it is."""
+        version = (get_json(spec.host, port, "/version", _READ_BACK_LIMIT_S) or {}).get("version")
+        metrics = http_get(spec.host, port, "/metrics", _READ_BACK_LIMIT_S)
+        info = get_json(spec.host, port, "/server_info?config_format=json", _READ_BACK_LIMIT_S)
+        if self._command is not None and version is not None:
+            self._learn(version, info or {})
+        return read_effective(
+            server_info=info,
+            metrics_text=metrics[1] if metrics else "",
+            log_text=log.read(),
+            version=version,
+            start_kind=kind,
+        )
+
+    def _learn(self, version: str, server_info: Mapping[str, Any]) -> None:
+        """Describe the vLLM behind a command by what a server of it says."""
+        config = server_info.get("vllm_config") or {}
+        device = (config.get("device_config") or {}).get("device")
+        self._info = self.describe().model_copy(
+            update={
+                "version": version,
+                "tested": is_tested(version),
+                "platform": device if device in ("cpu", "cuda") else "unknown",
+            }
+        )
+
+
+def _server_argv(spec: ServerSpec, model: str, port: int) -> list[str]:
+    """vLLM's arguments for a spec: what kvtune sets, then the engine arguments."""
+    own: dict[str, JsonValue] = {"model": model, "host": spec.host, "port": port}
+    if spec.model_name != model:
+        own["served-model-name"] = spec.model_name
+    return to_argv({**own, **spec.arguments})
+
+
+def _read_command(template: str) -> list[str]:
+    """Split a command template into words.
+
+    Raises:
+        BadInput: quotes that do not close, no `{args}`, or a program that is not there.
+    """
+    try:
+        words = shlex.split(template)
+    except ValueError as error:
+        raise BadInput(
+            f"the engine command cannot be read: {error}", "Close the quotes."
+        ) from error
+    if not any("{args}" in word for word in words):
+        raise BadInput(
+            "the engine command has no {args}, the place of vLLM's arguments",
+            "For example: docker run --rm --network host vllm/vllm-openai:v0.32.0 {args}",
+        )
+    if shutil.which(words[0]) is None:
+        raise BadInput(
+            f"the engine command starts {words[0]!r}, which is not an executable here",
+            "Install it, or give its full path.",
+        )
+    return words
+
+
+def _fill_command(words: Sequence[str], argv: list[str], *, model: str, port: int) -> list[str]:
+    """Put the arguments in: as words of their own, or quoted inside a longer word."""
+    filled: list[str] = []
+    for word in words:
+        if word == "{args}":
+            filled += argv
+        else:
+            text = word.replace("{model}", model).replace("{port}", str(port))
+            filled.append(text.replace("{args}", shlex.join(argv)))
+    return filled

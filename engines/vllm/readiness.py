@@ -1,0 +1,150 @@
+"""Wait until the server that we started serves the model that we asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kvtune.engines.vllm.failures import classify
+from kvtune.engines.vllm.log import LogTail
+from kvtune.engines.vllm.process import GuardedProcess
+from kvtune.errors import EngineError
+from kvtune.types import Failure, FailureClass
+
+_POLL_S = 0.05
+_SILENCE_S = 60.0
+
+
+def http_get(host: str, port: int, path: str, timeout_s: float) -> tuple[int, str] | None:
+    """Return status and text of a GET, or `None` when the server does not answer."""
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def get_json(host: str, port: int, path: str, timeout_s: float) -> dict[str, Any] | None:
+    """Return the JSON object at `path`, or `None` when there is none."""
+    answer = http_get(host, port, path, timeout_s)
+    if answer is None or answer[0] != 200:
+        return None
+    with contextlib.suppress(ValueError):
+        value = json.loads(answer[1])
+        return value if isinstance(value, dict) else None
+    return None
+
+
+def free_port(host: str) -> int:
+    """Return a port of `host` that nothing listens on; another process may take it at any time."""
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def port_is_taken(host: str, port: int) -> bool:
+    """Whether a server could not listen on the port."""
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError:
+            return True
+    return False
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def raise_failure(failure: Failure) -> None:
+    """Raise a failure as the `EngineError` of its class."""
+    raise EngineError(failure.failure, failure.message, failure.fix, failure.log_excerpt)
+
+
+def wait_until_ready(
+    process: GuardedProcess,
+    *,
+    host: str,
+    port: int,
+    tail: LogTail,
+    read_log: Callable[[], str],
+    timeout_s: float,
+) -> None:
+    """Return once `/health` answers 200.
+
+    Raises:
+        EngineError: the server ended, or it was not ready within `timeout_s`.
+    """
+    start_s = time.monotonic()
+    while True:
+        returncode = process.poll()
+        if returncode is not None:
+            tail.stop()
+            raise_failure(classify(read_log(), returncode=returncode, phase="start"))
+        answer = http_get(host, port, "/health", timeout_s=5.0)
+        if answer is not None and answer[0] == 200:
+            return
+        if time.monotonic() - start_s > timeout_s:
+            hang = _describe_hang(timeout_s, tail)
+            raise_failure(classify(read_log(), returncode=None, phase="start", hang=hang))
+        time.sleep(_POLL_S)
+
+
+def _describe_hang(timeout_s: float, tail: LogTail) -> str:
+    silent_s = time.monotonic() - tail.last_line_s
+    state = (
+        f"it has logged nothing for {silent_s:.0f} s"
+        if silent_s > min(_SILENCE_S, timeout_s / 2)
+        else "it was still logging"
+    )
+    return f"not ready after {timeout_s:.0f} s; {state}; last line: {tail.last_line[:200]!r}"
+
+
+def check_listener(process: GuardedProcess, port: int) -> None:
+    """Refuse a server on our port that is not ours: a measurement would be of something else.
+
+    Raises:
+        EngineError: `PORT_TAKEN`.
+    """
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        guard = psutil.Process(process.guard_pid)
+        for member in guard.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for connection in member.net_connections(kind="tcp"):
+                    if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                        return
+        raise EngineError(
+            FailureClass.PORT_TAKEN,
+            f"port {port} is answered by a server that kvtune did not start",
+            "Leave the port out to get a free one, or stop what listens there.",
+        )
+
+
+def check_model(host: str, port: int, expected: str) -> None:
+    """Refuse a server that does not list the expected model.
+
+    Raises:
+        EngineError: `WRONG_MODEL`.
+    """
+    listed = get_json(host, port, "/v1/models", timeout_s=30.0) or {}
+    names = [str(entry.get("id")) for entry in listed.get("data", ())]
+    if expected not in names:
+        raise EngineError(
+            FailureClass.WRONG_MODEL,
+            f"the server lists {', '.join(names) or 'no model'}, not {expected!r}",
+            "Check the model and --served-model-name.",
+        )
