@@ -26,8 +26,8 @@ class Reporter(Protocol):
     def verdict(self, verdict: Verdict) -> None:
         """What the workload is bound by."""
 
-    def trial(self, trial: Trial, measurement: Measurement, *, reused: bool, done: int) -> None:
-        """A trial has ended; `done` counts those of this study."""
+    def trial(self, trial: Trial, measurement: Measurement, *, reused: bool) -> None:
+        """A trial has ended; `reused` says that it was known before."""
 
 
 class Quiet:
@@ -48,5 +48,5 @@ class Quiet:
     def verdict(self, verdict: Verdict) -> None:
         """Say nothing."""
 
-    def trial(self, trial: Trial, measurement: Measurement, *, reused: bool, done: int) -> None:
+    def trial(self, trial: Trial, measurement: Measurement, *, reused: bool) -> None:
         """Say nothing."""

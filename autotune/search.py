@@ -7,18 +7,17 @@ keeps away from it without any made-up score (told as plain failures, Optuna's T
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import optuna
 from optuna.samplers import TPESampler
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import Trial, TrialState
 from pydantic import JsonValue
 
 from kvtune.autotune.space import SearchSpace, SpaceKnob
 
-VIOLATIONS = "kvtune_violations"
+RUNS = "runs"
 STARTUP_TRIALS = 6
 UNSEEN_TRIES = 200
 
@@ -41,25 +40,18 @@ class Search:
     def __init__(self, name: str, storage_url: str, *, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._storage = optuna.storages.RDBStorage(storage_url)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = TPESampler(
-                multivariate=True,
-                group=True,
-                n_startup_trials=STARTUP_TRIALS,
-                constraints_func=_violations_of,
-                seed=seed,
-            )
-            self._study = optuna.create_study(
-                study_name=name,
-                storage=self._storage,
-                sampler=sampler,
-                direction="maximize",
-                load_if_exists=True,
-            )
+        sampler = TPESampler(multivariate=True, n_startup_trials=STARTUP_TRIALS, seed=seed)
+        self._study = optuna.create_study(
+            study_name=name,
+            storage=self._storage,
+            sampler=sampler,
+            direction="maximize",
+            load_if_exists=True,
+        )
         told = len(self._study.get_trials(deepcopy=False))
         self._rng = random.Random(seed + told)
-        sampler.reseed_rng() if told else None
+        if told:
+            sampler.reseed_rng()
         self._open: dict[int, Trial] = {}
 
     @property
@@ -102,13 +94,15 @@ class Search:
     def tell(self, proposal: Proposal, value: float, violations: Sequence[float]) -> None:
         """The proposal was measured; a violation above 0 means that a limit was missed by that."""
         trial = self._open.pop(proposal.optuna_number)
-        trial.set_user_attr(VIOLATIONS, list(violations) or [0.0])
+        trial.set_constraint(RUNS, 0.0)
+        for index, violation in enumerate(violations):
+            trial.set_constraint(f"limit {index}", violation)
         self._study.tell(trial, value)
 
     def tell_failed(self, proposal: Proposal) -> None:
         """The proposal could not be measured: its region is to be avoided."""
         trial = self._open.pop(proposal.optuna_number)
-        trial.set_user_attr(VIOLATIONS, [1.0])
+        trial.set_constraint(RUNS, 1.0)
         self._study.tell(trial, state=TrialState.PRUNED)
 
     def tell_stopped(self, proposal: Proposal) -> None:
@@ -116,11 +110,6 @@ class Search:
         trial = self._open.pop(proposal.optuna_number)
         self._study.tell(trial, state=TrialState.FAIL)
         self._study.enqueue_trial(dict(trial.params))
-
-
-def _violations_of(trial: FrozenTrial) -> Sequence[float]:
-    violations: Sequence[float] = trial.user_attrs.get(VIOLATIONS, [0.0])
-    return violations
 
 
 def _active(knob: SpaceKnob, values: Mapping[str, JsonValue]) -> bool:

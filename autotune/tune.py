@@ -15,6 +15,7 @@ from statistics import median
 from pydantic import JsonValue
 
 from kvtune.autotune.canary_gate import Canary
+from kvtune.autotune.confirm import confirm
 from kvtune.autotune.decide import (
     Candidate,
     decide,
@@ -25,7 +26,6 @@ from kvtune.autotune.decide import (
 from kvtune.autotune.guesses import first_guesses
 from kvtune.autotune.ledger import (
     RUNG_BASELINE,
-    RUNG_CONFIRM,
     RUNG_LOSSLESS,
     RUNG_NEAR_LOSSLESS,
     Entry,
@@ -51,7 +51,6 @@ from kvtune.types import (
     Measurement,
     PolicyStack,
     Request,
-    Status,
     Verdict,
     Workload,
 )
@@ -114,7 +113,7 @@ class Tuning:
             baseline = self._measure(PolicyStack(), RUNG_BASELINE)
             context, verdict = self._context(baseline)
             self._search(context, verdict, baseline, began_s)
-            confirmed = self._confirm(baseline)
+            confirmed = self._confirmed(baseline)
         except KeyboardInterrupt:
             self.interrupted = True
             self.reporter.phase("Interrupted: deciding with what was measured")
@@ -227,32 +226,18 @@ class Tuning:
             return
         self._tell(search, proposal, entry.measurement)
 
-    def _confirm(self, baseline: Entry) -> dict[int, Measurement]:
-        """Measure the finalists and the baseline again, interleaved, on held-out requests."""
-        if baseline.measurement.status is not Status.OK and not self._ranked():
-            return {}
+    def _confirmed(self, baseline: Entry) -> dict[int, Measurement]:
         finalists = [entry.trial for entry in self._ranked()[: self.budget.finalists]]
-        trials = [baseline.trial, *(t for t in finalists if t.number != baseline.trial.number)]
-        rounds: dict[int, list[Measurement]] = {trial.number: [] for trial in trials}
-        for number in range(self.budget.confirm_rounds):
-            order = trials if number % 2 == 0 else trials[::-1]
-            for trial in order:
-                self.reporter.phase(
-                    f"Confirming trial {trial.number}, "
-                    f"round {number + 1} of {self.budget.confirm_rounds}"
-                )
-                entry = self.ledger.run(
-                    trial.stack,
-                    self.heldout_set,
-                    repeats=1,
-                    seed=self.rules.seed + 1 + number,
-                    rung=RUNG_CONFIRM,
-                    canary=False,
-                    parent=trial.number,
-                )
-                self._show(entry)
-                rounds[trial.number].append(entry.measurement)
-        return {number: _merged(parts) for number, parts in rounds.items() if parts}
+        if not finalists:
+            return {}
+        return confirm(
+            [baseline.trial, *(trial for trial in finalists if trial.number)],
+            self.ledger,
+            self.heldout_set,
+            self.reporter,
+            rounds=self.budget.confirm_rounds,
+            seed=self.rules.seed,
+        )
 
     def _decide(self, confirmed: dict[int, Measurement]) -> Decision:
         points = self._points()
@@ -295,13 +280,8 @@ class Tuning:
             canary=rung in (RUNG_BASELINE, RUNG_NEAR_LOSSLESS),
             optuna_number=optuna_number,
         )
-        self._show(entry)
+        self.reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
         return entry
-
-    def _show(self, entry: Entry) -> None:
-        self.reporter.trial(
-            entry.trial, entry.measurement, reused=entry.reused, done=len(self._points())
-        )
 
     def _points(self) -> list[Entry]:
         """The measured trials without the confirmations."""
@@ -389,24 +369,6 @@ class Tuning:
             f"what is left goes to the confirmation"
         )
         return False
-
-
-def _merged(parts: list[Measurement]) -> Measurement:
-    """Single-repeat measurements of one configuration as one with a value per round."""
-    failed = next((part for part in parts if part.status is not Status.OK), None)
-    if failed is not None:
-        return failed
-    names = [name for name in parts[0].metrics if all(name in part.metrics for part in parts)]
-    return parts[0].model_copy(
-        update={
-            "metrics": {
-                name: tuple(value for part in parts for value in part.metrics[name])
-                for name in names
-            },
-            "counters": tuple(counters for part in parts for counters in part.counters),
-            "warnings": tuple(dict.fromkeys(w for part in parts for w in part.warnings)),
-        }
-    )
 
 
 def _request_set(requests: tuple[Request, ...]) -> RequestSet:

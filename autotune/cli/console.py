@@ -86,7 +86,7 @@ class TerminalReporter:
             f"({verdict.confidence} confidence): {escape(verdict.summary)}"
         )
 
-    def trial(self, trial: Trial, measurement: Measurement, *, reused: bool, done: int) -> None:
+    def trial(self, trial: Trial, measurement: Measurement, *, reused: bool) -> None:
         """Print the outcome of a trial."""
         again = " (known, not measured again)" if reused else ""
         name = escape(describe(trial.stack))

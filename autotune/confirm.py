@@ -1,0 +1,60 @@
+"""Measure the finalists and the baseline again: fresh servers, interleaved, on held-out requests.
+
+Every round measures each of them once and the order turns round by round, so that a machine that
+drifts favours nobody. Each measurement is stored by itself, so an interrupted confirmation goes on
+where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvtune.autotune.ledger import RUNG_CONFIRM, Ledger, RequestSet
+from kvtune.autotune.reporting import Reporter
+from kvtune.types import Measurement, Status, Trial
+
+
+def confirm(
+    trials: Sequence[Trial],
+    ledger: Ledger,
+    requests: RequestSet,
+    reporter: Reporter,
+    *,
+    rounds: int,
+    seed: int,
+) -> dict[int, Measurement]:
+    """Map the number of each trial to one measurement with a value per round."""
+    parts: dict[int, list[Measurement]] = {trial.number: [] for trial in trials}
+    for number in range(rounds):
+        for trial in trials if number % 2 == 0 else trials[::-1]:
+            reporter.phase(f"Confirming trial {trial.number}, round {number + 1} of {rounds}")
+            entry = ledger.run(
+                trial.stack,
+                requests,
+                repeats=1,
+                seed=seed + 1 + number,
+                rung=RUNG_CONFIRM,
+                canary=False,
+                parent=trial.number,
+            )
+            reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
+            parts[trial.number].append(entry.measurement)
+    return {number: merged(measurements) for number, measurements in parts.items()}
+
+
+def merged(parts: Sequence[Measurement]) -> Measurement:
+    """Single measurements of one configuration as one with a value each; a failure is the whole."""
+    failed = next((part for part in parts if part.status is not Status.OK), None)
+    if failed is not None:
+        return failed
+    names = [name for name in parts[0].metrics if all(name in part.metrics for part in parts)]
+    return parts[0].model_copy(
+        update={
+            "metrics": {
+                name: tuple(value for part in parts for value in part.metrics[name])
+                for name in names
+            },
+            "counters": tuple(counters for part in parts for counters in part.counters),
+            "warnings": tuple(dict.fromkeys(w for part in parts for w in part.warnings)),
+        }
+    )

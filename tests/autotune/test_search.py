@@ -1,0 +1,114 @@
+"""The sampler behind ask and tell: crashes teach it, stops do not, and it goes on after a crash."""
+
+import pytest
+
+from kvtune.autotune.search import Search
+from kvtune.autotune.space import SearchSpace, SpaceKnob
+from kvtune.policies.base import Knob
+from kvtune.types import PolicyStack
+
+
+def knob(built, active_when=None):
+    return SpaceKnob("policy", built, active_when, "because")
+
+
+@pytest.fixture()
+def space():
+    return SearchSpace(
+        knobs=(
+            knob(Knob.log2("block", 32, 256, default=128, unit="tokens", because="b")),
+            knob(Knob.flag("prefix", default=True, because="b")),
+            knob(
+                Knob.choice("hash", ("sha256", "xxhash"), default="sha256", because="b"),
+                {"prefix": (True,)},
+            ),
+            knob(Knob.span("watermark", 0.0, 0.2, default=0.0, unit="", because="b")),
+            knob(Knob.span("seqs", 1, 64, default=64, unit="sequences", because="b")),
+        ),
+        refusals={},
+        baseline=PolicyStack(),
+    )
+
+
+@pytest.fixture()
+def url(tmp_path):
+    return f"sqlite:///{tmp_path / 'kvtune.db'}"
+
+
+def test_every_proposal_has_typed_values_of_the_space(space, url):
+    search = Search("s", url, seed=1)
+    for _ in range(12):
+        proposal = search.ask(space)
+        assert proposal.values["block"] in (32, 64, 128, 256)
+        assert type(proposal.values["seqs"]) is int
+        assert isinstance(proposal.values["watermark"], float)
+        assert ("hash" in proposal.values) is (proposal.values["prefix"] is True)
+        search.tell(proposal, float(proposal.values["block"]), [0.0])
+
+
+def test_points_named_first_are_proposed_first(space, url):
+    search = Search("s", url, seed=1)
+    first = {"block": 32, "prefix": False, "watermark": 0.1, "seqs": 7}
+    search.suggest_first(space, first)
+    assert search.ask(space).values == first
+
+
+def test_a_stopped_proposal_comes_up_again(space, url):
+    search = Search("s", url, seed=1)
+    stopped = search.ask(space)
+    search.tell_stopped(stopped)
+    assert Search("s", url, seed=1).ask(space).values == stopped.values
+
+
+def test_a_proposal_that_a_dead_process_left_open_is_closed(space, url):
+    Search("s", url, seed=1).ask(space)
+    search = Search("s", url, seed=1)
+    search.recover()
+    proposal = search.ask(space)
+    assert proposal.optuna_number == 1
+    search.tell(proposal, 1.0, [0.0])
+
+
+def test_a_drawn_point_is_unlike_those_seen(space, url):
+    small = SearchSpace(space.knobs[:2], {}, PolicyStack())
+    search = Search("s", url, seed=1)
+    seen = []
+    for _ in range(8):
+        proposal = search.ask_unlike(small, seen)
+        search.tell(proposal, 0.0, [0.0])
+        assert proposal.values not in seen
+        seen.append(proposal.values)
+
+
+def test_the_sampler_keeps_away_from_a_region_that_crashes(space, url):
+    """A tempting corner: the objective grows with seqs, and beyond 40 every server dies."""
+    only_seqs = SearchSpace(space.knobs[4:], {}, PolicyStack())
+    search = Search("s", url, seed=3)
+    crashed = []
+    best = 0.0
+    for _ in range(40):
+        proposal = search.ask(only_seqs)
+        seqs = proposal.values["seqs"]
+        crashed.append(seqs > 40)
+        if seqs > 40:
+            search.tell_failed(proposal)
+        else:
+            best = max(best, seqs)
+            search.tell(proposal, float(seqs), [0.0])
+    assert best >= 36
+    assert sum(crashed[10:]) < 15, (
+        "random search would crash 11 of 30, one that ignores crashes all"
+    )
+
+
+def test_a_missed_limit_counts_against_a_point(space, url):
+    """Goodput grows with seqs, but beyond 20 the latency limit is missed."""
+    only_seqs = SearchSpace(space.knobs[4:], {}, PolicyStack())
+    search = Search("s", url, seed=5)
+    late = []
+    for _ in range(40):
+        proposal = search.ask(only_seqs)
+        seqs = proposal.values["seqs"]
+        search.tell(proposal, float(seqs), [seqs / 20 - 1])
+        late.append(seqs)
+    assert sum(8 <= seqs <= 20 for seqs in late[10:]) > 15
