@@ -141,8 +141,10 @@ class KvDtype(Policy):
 
     def refused_values(self, ctx: Context) -> dict[str, str]:
         """Name every format that is left out."""
-        supports = {dtype: _support(dtype, ctx) for dtype in (*REFUSED[ctx.platform], *OFFERED)}
-        return {f"{KNOB}={dtype}": s.reason for dtype, s in supports.items() if not s.ok}
+        offered = {dtype: _support(dtype, ctx) for dtype in OFFERED}
+        refused = {dtype: support.reason for dtype, support in offered.items() if not support.ok}
+        reasons = {**REFUSED[ctx.platform], **refused}
+        return {f"{KNOB}={dtype}": reason for dtype, reason in reasons.items()}
 
     def knobs(self, ctx: Context) -> tuple[Knob, ...]:
         """Offer the formats that are right here."""

@@ -11,6 +11,7 @@ from kvtune.policies.base import Context, Knob, Policy, Support
 from kvtune.policies.capacity import memory_to_set
 from kvtune.types import Choice, Harm
 
+MIB = 1 << 20
 BYTES = "kv-cache-memory-bytes"
 SHARE = "gpu-memory-utilization"
 STOCK_SHARE_RATIO = 0.92
@@ -65,9 +66,8 @@ class KvMemory(Policy):
         values = self.complete(parameters, ctx)
         limit = memory_to_set(ctx)
         if limit is not None:
-            because = (
-                f"the KV pool may take {limit:,} bytes a device, and a smaller one serves less"
-            )
+            size = f"{limit / MIB:,.1f} MiB a device"
+            because = f"the KV pool is limited to {size}, and a smaller one serves less"
             return self.make_choice(values, {BYTES: limit}, because)
         share = values.get("gpu_memory_utilization", STOCK_SHARE_RATIO)
         if share == STOCK_SHARE_RATIO:

@@ -32,7 +32,7 @@ class MaxNumActiveSeqs(Policy):
         if not fixed.ok:
             return fixed
         if ctx.max_concurrency is not None and ctx.max_concurrency <= SMALLEST:
-            return Support.no(f"the load has at most {ctx.max_concurrency} requests in flight")
+            return Support.no(f"the load never has more than {ctx.max_concurrency} in flight")
         if ctx.platform == "cpu" and not ctx.fixed("max-num-seqs"):
             return Support.no(
                 "a CPU has no CUDA graphs for it to spare, so it would repeat max_num_seqs"
@@ -40,9 +40,9 @@ class MaxNumActiveSeqs(Policy):
         return Support.yes()
 
     def knobs(self, ctx: Context) -> tuple[Knob, ...]:
-        """Offer the widths below the load's concurrency."""
+        """Offer widths below the batch's."""
         width = base_settings(ctx).max_num_seqs
-        widths = batch_widths(ctx, width)
+        widths = [active for active in batch_widths(ctx, width) if active <= width]
         if len(widths) == 1:
             return ()
         return (

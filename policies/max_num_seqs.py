@@ -9,12 +9,12 @@ from pydantic import JsonValue
 
 from kvtune.policies.base import Context, Knob, Policy, Support
 from kvtune.policies.concurrency import SMALLEST, batch_widths, why_widths
-from kvtune.policies.settings import base_settings
+from kvtune.policies.settings import base_settings, read_count
 from kvtune.types import Choice, Harm
 
 
 class MaxNumSeqs(Policy):
-    """Bound the batch: fewer requests share the KV pool, so fewer are preempted and recomputed."""
+    """Bound the batch: fewer requests in it are preempted less, more in it wait less."""
 
     name: ClassVar[str] = "max_num_seqs"
     title: ClassVar[str] = "requests in a batch"
@@ -26,11 +26,11 @@ class MaxNumSeqs(Policy):
         """Refuse where the load never fills a batch."""
         fixed = super().supports(ctx)
         if fixed.ok and ctx.max_concurrency is not None and ctx.max_concurrency <= SMALLEST:
-            return Support.no(f"the load has at most {ctx.max_concurrency} requests in flight")
+            return Support.no(f"the load never has more than {ctx.max_concurrency} in flight")
         return fixed
 
     def knobs(self, ctx: Context) -> tuple[Knob, ...]:
-        """Offer the widths below the load's concurrency."""
+        """Offer widths up to the load's concurrency."""
         stock = base_settings(ctx).max_num_seqs
         widths = batch_widths(ctx, stock)
         if len(widths) == 1:
@@ -43,11 +43,13 @@ class MaxNumSeqs(Policy):
         """Set `max-num-seqs`."""
         values = self.complete(parameters, ctx)
         stock = base_settings(ctx).max_num_seqs
-        width = values.get(self.name, stock)
+        width = read_count(values.get(self.name)) or stock
         if width == stock:
             return self.make_choice(values, {}, f"the engine's own batch of up to {stock} requests")
-        because = (
-            f"at most {width} requests share the KV pool, so that they are not preempted and "
-            f"computed again: {why_widths(ctx)}"
+        effect = (
+            "so that fewer are preempted and computed again"
+            if width < stock
+            else f"instead of {stock}, so that fewer wait for a place in the batch"
         )
+        because = f"at most {width} requests share the KV pool, {effect}: {why_widths(ctx)}"
         return self.make_choice(values, {"max-num-seqs": width}, because)

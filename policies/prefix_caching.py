@@ -57,7 +57,7 @@ class PrefixCaching(Policy):
             because = (
                 "how much prompts share is not known"
                 if reuse is None
-                else f"only {reuse:.1%} of prompt tokens could be reused"
+                else f"{reuse:.0%} of prompt tokens could be reused, too few to count on"
             )
             knobs.append(Knob.flag("enable_prefix_caching", default=True, because=because))
         if not ctx.fixed(HASH):

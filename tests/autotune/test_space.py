@@ -1,0 +1,246 @@
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtune.autotune.space import build_space, dry_run_text, infeasible_reason, stack_from
+from kvtune.errors import BadInput
+from kvtune.policies.base import Context
+from kvtune.policies.model_shape import ModelShape
+from kvtune.policies.stack import broken_rules, describe
+from kvtune.types import Device, EngineInfo, Harm, Histogram, PolicyStack, WorkloadFingerprint
+
+MIB = 1 << 20
+SMOLLM2 = ModelShape("LlamaForCausalLM", 30, 9, 3, 64, 2, 8192, 49152)
+LONG_PROMPTS = WorkloadFingerprint(
+    requests=9,
+    input_tokens=Histogram(edges=(0.0, 9999.0), counts=(9,), mean=2e3, p50=2e3, p95=4e3, p99=4e3),
+    output_tokens=None,
+    duration_s=None,
+    request_rate_per_s=None,
+    burstiness=None,
+)
+
+
+def situation(platform="cpu", **facts):
+    device = Device(
+        kind="cuda" if platform == "cuda" else "cpu", name="x", count=1, memory_bytes=80 << 30
+    )
+    engine = EngineInfo(
+        name="vllm", version="0.32.0", distribution="vllm", platform=platform, python=None
+    )
+    return Context(engine=engine, device=device, **{"model": SMOLLM2, **facts})
+
+
+def point(stack):
+    return {name: value for choice in stack.choices for name, value in choice.parameters.items()}
+
+
+def arguments_for(ctx, values, **options):
+    space = build_space(ctx, harm=Harm.NEAR_LOSSLESS, **options)
+    return stack_from(space, values, ctx).arguments
+
+
+def test_the_defaults_are_the_stock_configuration():
+    space = build_space(situation(), harm=Harm.LOSSLESS)
+    assert space.baseline == PolicyStack()
+    assert stack_from(space, space.defaults, situation()) == PolicyStack()
+    assert stack_from(space, {}, situation()) == PolicyStack()
+
+
+def test_every_stack_keeps_the_memory_limit():
+    ctx = situation(kv_memory_limit_bytes=64 * MIB, base_arguments={"max-model-len": 1024})
+    space = build_space(ctx, harm=Harm.LOSSLESS, only=["block_size"])
+    assert space.baseline.arguments == {"kv-cache-memory-bytes": 64 * MIB}
+    assert stack_from(space, {}, ctx) == space.baseline
+    stack = stack_from(space, {"block_size": 32}, ctx)
+    assert describe(stack) == "kv-cache-memory-bytes 64 MiB, block-size 32"
+
+
+def test_a_worse_harm_class_must_be_asked_for():
+    lossless = build_space(situation(), harm=Harm.LOSSLESS)
+    assert lossless.refusals["kv_dtype"] == "it is near-lossless, and this search is lossless"
+    assert "kv_dtype" not in {entry.policy for entry in lossless.knobs}
+    wider = build_space(situation(), harm=Harm.NEAR_LOSSLESS)
+    assert "kv_dtype" in {entry.policy for entry in wider.knobs}
+    assert "garbage" in wider.refusals["kv_cache_dtype=int8_per_token_head"]
+
+
+def test_what_the_user_fixed_is_not_searched_and_the_reason_is_kept():
+    ctx = situation(base_arguments={"block-size": 64})
+    space = build_space(ctx, harm=Harm.LOSSLESS)
+    assert space.refusals["block_size"] == "block-size is fixed by --engine-args"
+    assert "block_size" not in space.defaults
+    assert "block-size" not in arguments_for(ctx, {"block_size": 32})
+
+
+def test_only_the_named_policies_are_offered():
+    space = build_space(situation(), harm=Harm.LOSSLESS, only=["block_size", "watermark"])
+    assert [entry.policy for entry in space.knobs] == ["block_size", "watermark"]
+    assert space.refusals == {}
+    one_width = situation(base_arguments={"num-gpu-blocks-override": 4})
+    refused = build_space(one_width, harm=Harm.LOSSLESS, only=["watermark"])
+    assert refused.refusals == {"watermark": "there is only one value to try"}
+
+
+def test_a_misspelt_policy_is_refused_with_the_nearest_name():
+    with pytest.raises(BadInput, match="no policy 'blocksize'") as refusal:
+        build_space(situation(), harm=Harm.LOSSLESS, only=["blocksize"])
+    assert "did you mean 'block_size'?" in refusal.value.fix
+
+
+def test_a_knob_comes_after_those_that_it_depends_on():
+    space = build_space(situation("cuda"), harm=Harm.NEAR_LOSSLESS)
+    names = [entry.knob.name for entry in space.knobs]
+    conditions = [
+        (entry.knob.name, parent) for entry in space.knobs for parent in entry.active_when or {}
+    ]
+    assert len(conditions) == 2
+    assert all(names.index(parent) < names.index(name) for name, parent in conditions)
+
+
+def test_a_condition_on_a_knob_that_is_not_there_falls_away():
+    space = build_space(situation("cuda"), harm=Harm.LOSSLESS, only=["max_num_active_seqs"])
+    (entry,) = space.knobs
+    assert entry.active_when is None
+    assert entry.is_active({})
+
+
+def test_only_one_of_the_two_batch_limits_is_ever_set():
+    ctx = situation("cuda", max_concurrency=64)
+    both = {"max_num_seqs": 16, "max_num_active_seqs": 8}
+    assert arguments_for(ctx, both) == {"max-num-seqs": 16}
+    assert arguments_for(ctx, {"max_num_active_seqs": 8}) == {"max-num-active-seqs": 8}
+
+
+def test_a_hash_without_a_prefix_cache_is_dropped():
+    values = {"enable_prefix_caching": False, "prefix_caching_hash_algo": "sha256_cbor"}
+    assert arguments_for(situation(), values) == {"enable-prefix-caching": False}
+
+
+def test_a_budget_below_a_wide_batch_is_raised_just_enough():
+    ctx = situation(max_concurrency=400)
+    values = {"max_num_seqs": 384, "max_num_batched_tokens": 256}
+    assert arguments_for(ctx, values) == {"max-num-seqs": 384, "max-num-batched-tokens": 512}
+
+
+def test_a_batch_above_a_fixed_budget_is_narrowed_just_enough():
+    ctx = situation(max_concurrency=400, base_arguments={"max-num-batched-tokens": 200})
+    assert arguments_for(ctx, {"max_num_seqs": 384}) == {"max-num-seqs": 192}
+
+
+def test_a_cap_that_caps_nothing_is_dropped():
+    ctx = situation(fingerprint=LONG_PROMPTS)
+    values = {"long_prefill_token_threshold": 512, "max_num_batched_tokens": 512}
+    assert arguments_for(ctx, values) == {"max-num-batched-tokens": 512}
+    values["max_num_batched_tokens"] = 1024
+    assert arguments_for(ctx, values) == {
+        "max-num-batched-tokens": 1024,
+        "long-prefill-token-threshold": 512,
+    }
+
+
+def test_values_outside_their_range_become_the_nearest_and_unknown_names_are_ignored():
+    ctx = situation(max_concurrency=12)
+    values = {"block_size": 40, "max_num_seqs": 5, "watermark": "much", "colour": "red"}
+    assert arguments_for(ctx, values) == {"block-size": 32, "max-num-seqs": 4}
+
+
+def test_what_cannot_hold_one_request_is_infeasible():
+    ctx = situation(kv_memory_limit_bytes=64 * MIB, base_arguments={"max-model-len": 2800})
+    space = build_space(ctx, harm=Harm.LOSSLESS)
+    reason = infeasible_reason(space.baseline, ctx)
+    assert reason is not None
+    assert "2,688 tokens" in reason
+    assert infeasible_reason(stack_from(space, {"block_size": 32}, ctx), ctx) is None
+    roomy = situation(kv_memory_limit_bytes=64 * MIB, base_arguments={"max-model-len": 2688})
+    assert infeasible_reason(space.baseline, roomy) is None
+
+
+def test_what_the_engine_refuses_is_infeasible_and_what_is_only_useless_is_not():
+    refused = situation(base_arguments={"max-num-seqs": 9, "max-num-batched-tokens": 8})
+    assert "below max-num-seqs" in str(infeasible_reason(PolicyStack(), refused))
+    useless = situation(base_arguments={"long-prefill-token-threshold": 4096})
+    assert infeasible_reason(PolicyStack(), useless) is None
+
+
+def test_a_dry_run_names_knobs_ranges_reasons_and_refusals():
+    ctx = situation("cuda", kv_memory_limit_bytes=640 * MIB)
+    text = dry_run_text(build_space(ctx, harm=Harm.NEAR_LOSSLESS))
+    assert "baseline: kv-cache-memory-bytes 640 MiB" in text
+    assert "block_size: 16, 32, 64, 128 tokens (default 16)" in text
+    assert "max_num_batched_tokens: powers of two 1024..8192 tokens (default 8192)" in text
+    assert "only when enable_prefix_caching is True" in text
+    assert "chunk_threshold: the lengths of prompts are not known" in text
+    shared = [line for line in text.splitlines() if "turboquant_4bit_nc" in line]
+    assert len(shared) == 1
+    assert "turboquant_k8v4" in shared[0]
+
+
+def test_a_dry_run_of_nothing_says_so():
+    ctx = situation(base_arguments={"block-size": 64})
+    text = dry_run_text(build_space(ctx, harm=Harm.LOSSLESS, only=["block_size"]))
+    assert text.splitlines() == [
+        "baseline: stock defaults",
+        "knobs: 0, at most 1 combinations",
+        "not offered:",
+        "  block_size: block-size is fixed by --engine-args",
+    ]
+
+
+base_arguments = st.fixed_dictionaries(
+    {},
+    optional={
+        "max-model-len": st.sampled_from([100, 512, 3000, 8192]),
+        "max-num-seqs": st.sampled_from([1, 4, 100, 300]),
+        "max-num-batched-tokens": st.sampled_from([64, 300, 2048, 16384]),
+        "enable-chunked-prefill": st.booleans(),
+        "enable-prefix-caching": st.booleans(),
+        "long-prefill-token-threshold": st.sampled_from([0, 256]),
+        "tensor-parallel-size": st.sampled_from([1, 3]),
+    },
+)
+situations = st.builds(
+    situation,
+    st.sampled_from(["cpu", "cuda", "simulated"]),
+    base_arguments=base_arguments,
+    max_concurrency=st.sampled_from([None, 1, 3, 12, 500]),
+    kv_memory_limit_bytes=st.sampled_from([None, 64 * MIB, 4096 * MIB]),
+    fingerprint=st.sampled_from([None, LONG_PROMPTS]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(situations, st.randoms(use_true_random=False))
+def test_no_point_breaks_a_rule_that_the_defaults_keep(ctx, rng: random.Random):
+    space = build_space(ctx, harm=Harm.NEAR_LOSSLESS)
+    values = {entry.knob.name: rng.choice(entry.knob.choices) for entry in space.knobs}
+    stack = stack_from(space, values, ctx)
+    assert set(broken_rules(stack, ctx)) <= set(broken_rules(space.baseline, ctx))
+    assert set(space.baseline.arguments.items()) <= set(stack.arguments.items())
+    assert not {name for name in stack.arguments if name in ctx.base_arguments}
+
+
+@settings(max_examples=100, deadline=None)
+@given(situations, st.randoms(use_true_random=False))
+def test_a_stack_is_a_fixed_point_of_its_own_values(ctx, rng: random.Random):
+    space = build_space(ctx, harm=Harm.NEAR_LOSSLESS)
+    values = {entry.knob.name: rng.choice(entry.knob.choices) for entry in space.knobs}
+    stack = stack_from(space, values, ctx)
+    assert stack_from(space, point(stack), ctx) == stack
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    situations,
+    st.dictionaries(
+        st.sampled_from(["block_size", "max_num_seqs", "watermark", "kv_cache_dtype", "x"]),
+        st.one_of(st.none(), st.booleans(), st.integers(-5, 5000), st.text(max_size=4)),
+    ),
+)
+def test_any_mapping_becomes_a_stack_without_an_error(ctx, values):
+    space = build_space(ctx, harm=Harm.NEAR_LOSSLESS)
+    stack = stack_from(space, values, ctx)
+    for entry in space.knobs:
+        assert entry.knob.allows(point(stack).get(entry.knob.name, entry.knob.default))

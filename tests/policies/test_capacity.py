@@ -1,0 +1,139 @@
+from dataclasses import replace
+
+import pytest
+from contracts.policy_samples import GIB, LLAMA_8B, MIB, on_cpu, on_gpu, workload
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtune.policies.capacity import (
+    Pool,
+    kv_bytes_per_token,
+    limited_arguments,
+    memory_to_set,
+    pool_of,
+    resident_requests,
+    shortfall,
+)
+from kvtune.types import EffectiveConfig
+
+
+# Measured with vLLM 0.32 and SmolLM2 on a CPU.
+@pytest.mark.parametrize(
+    ("arguments", "blocks", "tokens"),
+    [
+        ({"kv-cache-memory-bytes": 64 * MIB}, 22, 2_816),
+        ({"kv-cache-memory-bytes": "256M"}, 91, 11_648),
+        ({"kv-cache-memory-bytes": "256M", "kv-cache-dtype": "fp8"}, 182, 23_296),
+        ({"kv-cache-memory-bytes": "256M", "kv-cache-dtype": "fp8_e5m2"}, 182, 23_296),
+        ({"kv-cache-memory-bytes": "256M", "dtype": "float32"}, 45, 5_760),
+        ({"kv-cache-memory-bytes": "256M", "dtype": "float32", "kv-cache-dtype": "fp8"}, 182, None),
+        ({"kv-cache-memory-bytes": "512M"}, 182, 23_296),
+        ({"kv-cache-memory-bytes": "512M", "kv-cache-dtype": "fp8"}, 364, 46_592),
+        ({"num-gpu-blocks-override": 96, "block-size": 32}, 96, 3_072),
+    ],
+)
+def test_blocks_and_tokens_are_those_that_vllm_reported(arguments, blocks, tokens):
+    pool = pool_of(arguments, on_cpu())
+    assert pool.blocks == blocks
+    assert tokens in (None, pool.tokens)
+
+
+def test_one_block_never_holds_a_token():
+    # vLLM itself gave 384 as the longest sequence of 4 blocks of 128.
+    assert Pool(4, 128).usable_tokens == 384
+    assert Pool(0, 128).usable_tokens == 0
+
+
+def test_a_pool_that_is_too_small_is_explained_in_tokens():
+    arguments = {"kv-cache-memory-bytes": 64 * MIB, "max-model-len": 2689}
+    assert shortfall({**arguments, "max-model-len": 2688}, on_cpu()) is None
+    assert shortfall(arguments, on_cpu()) == (
+        "a KV pool of 22 blocks of 128 tokens holds 2,688 tokens (one block is reserved), less "
+        "than one request of max-model-len 2,689"
+    )
+
+
+def test_smaller_blocks_can_make_a_request_fit():
+    arguments = {"kv-cache-memory-bytes": 64 * MIB, "max-model-len": 2800}
+    assert shortfall(arguments, on_cpu()) is not None
+    assert shortfall({**arguments, "block-size": 32}, on_cpu()) is None
+
+
+def test_the_heads_are_split_between_devices_and_copied_when_too_few():
+    ctx = on_gpu()
+    assert kv_bytes_per_token({}, ctx) == 131_072
+    assert kv_bytes_per_token({"tensor-parallel-size": 4}, ctx) == 32_768
+    assert kv_bytes_per_token({"tensor-parallel-size": 16}, ctx) == 16_384
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"tensor-parallel-size": 3},
+        {"pipeline-parallel-size": 2},
+        {"decode-context-parallel-size": 2},
+        {"kv-cache-dtype": "turboquant_4bit_nc"},
+        {"dtype": "float8"},
+    ],
+)
+def test_bytes_that_are_not_known_exactly_are_not_guessed(arguments):
+    assert kv_bytes_per_token(arguments, on_gpu()) is None
+    assert pool_of({**arguments, "kv-cache-memory-bytes": GIB}, on_gpu()) is None
+    assert shortfall({**arguments, "kv-cache-memory-bytes": 1}, on_gpu()) is None
+
+
+def test_without_a_model_only_a_number_of_blocks_says_anything():
+    ctx = on_cpu(model=None)
+    assert pool_of({"kv-cache-memory-bytes": GIB}, ctx) is None
+    assert pool_of({"num-gpu-blocks-override": 10}, ctx) == Pool(10, 128)
+    assert shortfall({"num-gpu-blocks-override": 10, "max-model-len": 2000}, ctx) is not None
+    assert shortfall({"num-gpu-blocks-override": 10}, ctx) is None
+
+
+def test_the_baseline_says_how_large_the_pool_is():
+    seen = EffectiveConfig(num_gpu_blocks=1000, block_size_tokens=16)
+    ctx = on_gpu(baseline=seen)
+    assert pool_of({}, ctx) == Pool(1000, 16)
+    assert pool_of({"block-size": 64}, ctx) == Pool(250, 64)
+    assert pool_of({"kv-cache-dtype": "fp8"}, ctx) == Pool(2000, 16)
+    assert pool_of({"gpu-memory-utilization": 0.95}, ctx) is None
+    in_bytes = EffectiveConfig(kv_cache_memory_bytes=131_072 * 16 * 7, block_size_tokens=16)
+    assert pool_of({}, on_gpu(baseline=in_bytes)) == Pool(7, 16)
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit", "to_set"),
+    [
+        (None, None, None),
+        (None, 64 * MIB, 64 * MIB),
+        ("32M", 64 * MIB, None),
+        ("64M", 64 * MIB, None),
+        ("65M", 64 * MIB, 64 * MIB),
+        ("1G", None, None),
+    ],
+)
+def test_the_users_limit_is_set_only_where_it_would_be_exceeded(asked, limit, to_set):
+    base = {} if asked is None else {"kv-cache-memory-bytes": asked}
+    ctx = on_cpu(base_arguments=base, kv_memory_limit_bytes=limit)
+    assert memory_to_set(ctx) == to_set
+    assert limited_arguments(ctx).get("kv-cache-memory-bytes") == (to_set or asked)
+
+
+def test_residents_are_typical_requests_or_else_the_longest():
+    ctx = on_cpu(kv_memory_limit_bytes=64 * MIB, base_arguments={"max-model-len": 1000})
+    assert resident_requests(ctx) == 2
+    assert resident_requests(replace(ctx, fingerprint=workload(300.0, 500.0, 60.0))) == 7
+    assert resident_requests(on_cpu()) is None
+
+
+@given(st.integers(0, 1 << 36), st.sampled_from([16, 32, 64, 128, 256]), st.integers(1, 200_000))
+def test_a_request_fits_exactly_when_its_blocks_and_the_reserved_one_do(memory, block, length):
+    ctx = on_cpu(model=LLAMA_8B)
+    arguments = {
+        "kv-cache-memory-bytes": memory,
+        "block-size": block,
+        "max-model-len": length,
+    }
+    blocks_needed = -(-length // block) + 1
+    fits = blocks_needed * block * 131_072 <= memory
+    assert (shortfall(arguments, ctx) is None) == fits

@@ -1,0 +1,109 @@
+import pytest
+from contracts.policy_samples import MIB, on_cpu
+
+from kvtune.errors import BadInput
+from kvtune.policies.stack import ORDER, broken_rules, compose, describe
+from kvtune.types import Choice, Harm, PolicyStack
+
+
+def choice(policy, arguments, harm=Harm.LOSSLESS):
+    return Choice(policy=policy, parameters={}, arguments=arguments, harm=harm, because="x")
+
+
+def broken(arguments, **facts):
+    ctx = on_cpu(base_arguments=arguments, **facts)
+    return [rule.reason for rule in broken_rules(PolicyStack(), ctx)]
+
+
+def test_choices_come_in_one_order_and_unknown_policies_follow_by_name():
+    given = [choice(name, {name: 1}) for name in ("zeta", "watermark", "alpha", "kv_memory")]
+    names = [item.policy for item in compose(given).choices]
+    assert names == ["kv_memory", "watermark", "alpha", "zeta"]
+    assert compose(reversed(given)) == compose(given)
+
+
+def test_a_choice_that_sets_nothing_is_left_out():
+    assert compose([choice("block_size", {})]) == PolicyStack()
+
+
+def test_two_choices_may_not_set_one_argument_differently():
+    one, other = choice("block_size", {"block-size": 32}), choice("mine", {"block-size": 64})
+    with pytest.raises(BadInput, match="block_size and mine both set block-size, to 32 and 64"):
+        compose([other, one])
+    same = choice("mine", {"block-size": 32})
+    assert len(compose([one, same]).choices) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"max-num-seqs": 256, "max-num-batched-tokens": 128}, "max-num-batched-tokens below"),
+        ({"max-num-seqs": 4, "max-num-active-seqs": 5}, "max-num-active-seqs above"),
+        (
+            {
+                "enable-chunked-prefill": False,
+                "max-model-len": 4096,
+                "max-num-batched-tokens": 2048,
+            },
+            "without chunked prefill",
+        ),
+        ({"long-prefill-token-threshold": 1025, "max-model-len": 1024}, "above max-model-len"),
+        (
+            {"long-prefill-token-threshold": 512, "max-num-batched-tokens": 512},
+            "caps nothing",
+        ),
+        (
+            {"enable-prefix-caching": False, "prefix-caching-hash-algo": "sha256_cbor"},
+            "does nothing while prefix caching is off",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named(arguments, words):
+    (reason,) = broken(arguments)
+    assert words in reason
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"max-num-seqs": 128, "max-num-batched-tokens": 128},
+        {"max-num-seqs": 4, "max-num-active-seqs": 4},
+        {"max-num-batched-tokens": 64},
+        {"enable-chunked-prefill": False, "max-model-len": 4096},
+        {"long-prefill-token-threshold": 511, "max-num-batched-tokens": 512},
+        {"long-prefill-token-threshold": 1024, "max-model-len": 1024},
+        {"enable-prefix-caching": False},
+    ],
+)
+def test_settings_at_the_edge_of_a_rule_are_fine(arguments):
+    assert broken(arguments) == []
+
+
+def test_a_stack_is_judged_on_top_of_the_users_arguments():
+    stack = compose([choice("max_num_batched_tokens", {"max-num-batched-tokens": 256})])
+    assert not broken_rules(stack, on_cpu())
+    assert broken_rules(stack, on_cpu(base_arguments={"max-num-seqs": 300}))
+
+
+def test_a_stack_is_described_in_one_line():
+    stack = compose(
+        [
+            choice("max_num_seqs", {"max-num-seqs": 6}),
+            choice("block_size", {"block-size": 32}),
+            choice("prefix_caching", {"enable-prefix-caching": False}),
+            choice("kv_memory", {"kv-cache-memory-bytes": 64 * MIB}),
+            choice("kv_dtype", {"kv-cache-dtype": "fp8"}, Harm.NEAR_LOSSLESS),
+        ]
+    )
+    assert describe(stack) == (
+        "kv-cache-memory-bytes 64 MiB, kv-cache-dtype fp8, block-size 32, "
+        "enable-prefix-caching off, max-num-seqs 6"
+    )
+    odd = compose([choice("kv_memory", {"kv-cache-memory-bytes": 1000})])
+    assert describe(odd) == "kv-cache-memory-bytes 1000"
+    assert describe(PolicyStack()) == "stock defaults"
+
+
+def test_memory_comes_first_in_the_order():
+    assert ORDER[0] == "kv_memory"
