@@ -105,7 +105,7 @@ class Answer:
         """Note that nothing more comes, and why if that is not because the answer is complete."""
         if self.end_s is not None:
             return
-        if (rest := self._events.finish()) is not None:
+        if error is None and (rest := self._events.finish()) is not None:
             self._read(rest, now_s)
         self._settle_closing_message()
         self.error = None if self._finished and self.error is None else self._reason(error)

@@ -87,7 +87,8 @@ async def replay(
                     if sampler is not None:
                         sampler.cancel()
                 cpu_s = time.process_time() - cpu_before_s
-            after = await scraper.read() if before is not None else None
+            stopped = measured.stop_reason is not None
+            after = None if before is None or stopped else await scraper.read()
     finally:
         await pool.close()
     warnings += measured.warnings(arrivals)
@@ -140,16 +141,13 @@ class _Replay:
                 if driver.done():
                     break
                 self._tick()
+            self._end_active()
         finally:
             driver.cancel()
             await asyncio.wait((driver,))
         if not driver.cancelled():
             driver.result()
         now_s = time.perf_counter()
-        for answer in self._active.values():
-            answer.end(self.stop_reason, now_s)
-            self._count(answer)
-        self._active.clear()
         self.duration_s = now_s - self._start_s
         self._report(now_s)
 
@@ -188,13 +186,23 @@ class _Replay:
         return [f"{len(errors)} of {len(self._requests)} warm-up requests failed: {errors[0]}"]
 
     async def _send(self, index: int, due_s: float) -> None:
+        if self.stop_reason is not None:
+            return
         request = self._requests[index]
         answer = Answer(self._keep_text)
         self._answers[index] = (answer, due_s)
         self._active[index] = answer
         await self._pool.exchange(self._pool.post_json(request.path, request.body), answer)
-        del self._active[index]
-        self._count(answer)
+        if self._active.pop(index, None) is not None:
+            self._count(answer)
+
+    def _end_active(self) -> None:
+        """End what is in flight with the reason of the stop; its sending is cancelled next."""
+        now_s = time.perf_counter()
+        for answer in self._active.values():
+            answer.end(self.stop_reason, now_s)
+            self._count(answer)
+        self._active.clear()
 
     def _count(self, answer: Answer) -> None:
         self._ended_tokens += len(answer.token_times_s)

@@ -94,9 +94,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._pool.remember(self)
 
-    def get_buffer(self, sizehint: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> memoryview:
         """Lend the buffer all connections share: it is read out before the next one is filled."""
-        return self._pool.buffer
+        return self._pool.view
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take the time, then let the parser hand the bytes on."""
@@ -180,8 +180,7 @@ class HttpPool:
                 f"{url!r} is not the address of a server",
                 fix="give it as http://host:port or https://host:port",
             )
-        self.buffer = bytearray(_READ_BYTES)
-        self.view = memoryview(self.buffer)
+        self.view = memoryview(bytearray(_READ_BYTES))
         self.last_bytes_s = 0.0
         self._host = parts.hostname
         self._port = port or (443 if parts.scheme == "https" else 80)

@@ -1,0 +1,252 @@
+import asyncio
+import string
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtune.profilers.scrape import (
+    LOAD_GAUGES,
+    Samples,
+    Scraper,
+    counter_resets,
+    counters_delta,
+    info_labels,
+    parse_metrics,
+)
+from kvtune.types import Endpoint
+
+PAGE = r"""
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+# HELP vllm:num_requests_waiting_by_reason Waiting, by reason.
+# TYPE vllm:num_requests_waiting_by_reason gauge
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="deferred"} 0.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0",model_name="m"} 120.0
+# TYPE vllm:prompt_tokens_created gauge
+vllm:prompt_tokens_created{engine="0",model_name="m"} 1.7e+09
+# TYPE vllm:iteration_tokens_total histogram
+vllm:iteration_tokens_total_bucket{engine="0",le="1.0",model_name="m"} 4.0
+vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="m"} 6.0
+vllm:iteration_tokens_total_count{engine="0",model_name="m"} 6.0
+vllm:iteration_tokens_total_sum{engine="0",model_name="m"} 99.5
+# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="912"} 1.0
+# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+# TYPE vllm:cache_config_info gauge
+# TYPE process_open_fds gauge
+process_open_fds 40
+"""
+
+
+def test_series_are_named_without_the_engine():
+    samples = parse_metrics(PAGE)
+    assert samples.gauges == {
+        "vllm:num_requests_running": 3.0,
+        'vllm:num_requests_waiting_by_reason{reason="capacity"}': 2.0,
+        'vllm:num_requests_waiting_by_reason{reason="deferred"}': 0.0,
+        "vllm:kv_cache_usage_perc": 0.25,
+        "process_open_fds": 40.0,
+    }
+    assert samples.counters == {
+        "vllm:prompt_tokens_total": 120.0,
+        'vllm:iteration_tokens_total_bucket{le="1.0"}': 4.0,
+        'vllm:iteration_tokens_total_bucket{le="+Inf"}': 6.0,
+        "vllm:iteration_tokens_total_count": 6.0,
+        "vllm:iteration_tokens_total_sum": 99.5,
+    }
+    assert samples.skipped_lines == 0
+
+
+def test_info_is_read_as_labels():
+    labels = info_labels(PAGE, "vllm:cache_config_info")
+    assert labels == {
+        "block_size": "16",
+        "cache_dtype": "auto",
+        "engine": "0",
+        "num_gpu_blocks": "912",
+    }
+    assert info_labels(PAGE, "vllm:cache_config") == {}
+
+
+def test_engines_of_one_server_are_added_and_shares_averaged():
+    page = """
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0"} 10
+vllm:prompt_tokens_total{engine="1"} 32
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0"} 3
+vllm:num_requests_running{engine="1"} 1
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0"} 0.2
+vllm:kv_cache_usage_perc{engine="1"} 0.6
+"""
+    samples = parse_metrics(page)
+    assert samples.counters == {"vllm:prompt_tokens_total": 42.0}
+    assert samples.gauges["vllm:num_requests_running"] == 4.0
+    assert samples.gauges["vllm:kv_cache_usage_perc"] == pytest.approx(0.4)
+
+
+def test_a_series_printed_twice_counts_once():
+    line = 'vllm:prompt_tokens_total{engine="0",model_name="m"} 10\n'
+    assert parse_metrics(line + line).counters == {"vllm:prompt_tokens_total": 10.0}
+
+
+def test_labels_are_sorted_and_may_contain_anything():
+    line = r'a_total{z="}",b="x \"y\" \\ , {n=\"1\"} # \n",model_name="m"} 1 1700000000000'
+    samples = parse_metrics(line)
+    key = r'a_total{b="x \"y\" \\ , {n=\"1\"} # \n",z="}"}'
+    assert samples.counters == {key: 1.0}
+    assert info_labels(line, "a_total")["b"] == 'x "y" \\ , {n="1"} # \n'
+
+
+def test_kinds_win_over_names_and_names_decide_without_kinds():
+    page = (
+        "# TYPE a_count gauge\na_count 1\nb_count 2\nb 3\n# TYPE c counter\nc 4\n# TYPE d summary\n"
+    )
+    page += 'd{quantile="0.5"} 5\nd_sum 6\n'
+    samples = parse_metrics(page)
+    assert samples.counters == {"b_count": 2.0, "c": 4.0, "d_sum": 6.0}
+    assert samples.gauges == {"a_count": 1.0, "b": 3.0, 'd{quantile="0.5"}': 5.0}
+
+
+def test_values_that_are_not_finite_are_unknown():
+    samples = parse_metrics("a NaN\nb +Inf\nc -Inf\nd 1e3\n")
+    assert samples.gauges == {"d": 1000.0}
+    assert samples.skipped_lines == 0
+
+
+@pytest.mark.parametrize(
+    "garbage", ["<html>", "a", "a{b=} 1", 'a{b="1" 2', "a one", "1a 2", 'a{b="1"}2', "{} 1"]
+)
+def test_garbage_is_skipped_and_counted(garbage):
+    samples = parse_metrics(f"x 1\n{garbage}\ny 2\n")
+    assert samples.gauges == {"x": 1.0, "y": 2.0}
+    assert samples.skipped_lines == 1
+
+
+def test_openmetrics_exemplars_and_end_are_tolerated():
+    page = 'a_total{b="1"} 5 # {trace_id="abc"} 0.67 1700000000.0\n# EOF\n'
+    samples = parse_metrics(page)
+    assert samples.counters == {'a_total{b="1"}': 5.0}
+    assert samples.skipped_lines == 0
+
+
+def test_old_names_are_read_as_the_new_ones():
+    page = "vllm:gpu_cache_usage_perc 0.5\nvllm:gpu_prefix_cache_hits_total 7\n"
+    samples = parse_metrics(page)
+    assert samples.gauges == {"vllm:kv_cache_usage_perc": 0.5}
+    assert samples.counters == {"vllm:prefix_cache_hits_total": 7.0}
+    assert parse_metrics(page, LOAD_GAUGES).gauges == {"vllm:kv_cache_usage_perc": 0.5}
+
+
+def test_a_server_with_both_names_is_not_counted_twice():
+    page = "vllm:gpu_prefix_cache_hits_total 7\nvllm:prefix_cache_hits_total 7\n"
+    assert parse_metrics(page).counters["vllm:prefix_cache_hits_total"] == 7.0
+
+
+def test_only_what_was_asked_for_is_read():
+    assert parse_metrics(PAGE, LOAD_GAUGES) == Samples(
+        {},
+        {
+            "vllm:num_requests_running": 3.0,
+            'vllm:num_requests_waiting_by_reason{reason="capacity"}': 2.0,
+            'vllm:num_requests_waiting_by_reason{reason="deferred"}': 0.0,
+            "vllm:kv_cache_usage_perc": 0.25,
+        },
+    )
+
+
+def test_counters_grow_from_zero_when_they_are_new():
+    before, after = Samples({"a": 5.0}, {}), Samples({"a": 9.0, "b": 2.0}, {})
+    assert counters_delta(before, after) == {"a": 4.0, "b": 2.0}
+    assert counter_resets(before, after) == ()
+
+
+def test_a_restart_shows_as_counters_that_went_back_or_vanished():
+    before = Samples({"a": 5.0, "b": 2.0, "c": 1.0, "zero": 0.0}, {})
+    after = Samples({"a": 3.0, "b": 4.0}, {})
+    assert counters_delta(before, after) == {"a": 3.0, "b": 2.0}
+    assert counter_resets(before, after) == ("a", "c")
+
+
+label_values = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=8)
+
+
+@given(
+    st.dictionaries(st.text(string.ascii_lowercase, min_size=1, max_size=4), label_values),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+def test_what_is_printed_is_read_back(labels, value):
+    def escape(text):
+        return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+    printed = ",".join(f'{name}="{escape(text)}"' for name, text in labels.items())
+    line = f"m{{{printed}}} {value!r}"
+    samples = parse_metrics(line)
+    assert samples.skipped_lines == 0
+    assert list(samples.gauges.values()) == [value]
+    assert info_labels(line, "m") == labels
+
+
+@given(st.text(max_size=200))
+def test_no_page_makes_the_parser_fail(page):
+    parse_metrics(page)
+    info_labels(page, "a")
+
+
+@asynccontextmanager
+async def answer_with(page, status=b"200 OK", delay_s=0.0):
+    answering = []
+
+    async def connected(reader, writer):
+        answering.append(asyncio.current_task())
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(delay_s)
+        writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(page), page))
+        writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    yield Endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "m")
+    server.close()
+    await asyncio.gather(*answering)
+
+
+def scrape(*args, timeout_s=5.0, **options):
+    async def main():
+        async with (
+            answer_with(*args, **options) as endpoint,
+            Scraper(endpoint, timeout_s=timeout_s) as scraper,
+        ):
+            return await scraper.fetch(), scraper.problems
+
+    return asyncio.run(main())
+
+
+def test_the_page_is_fetched():
+    assert scrape(b"a 1\n") == ("a 1\n", [])
+
+
+def test_a_failed_fetch_is_a_problem_not_an_exception():
+    assert scrape(b"no", status=b"404 Not Found") == (None, ["/metrics: HTTP 404"])
+    text, problems = scrape(b"a 1\n", delay_s=0.4, timeout_s=0.1)
+    assert (text, problems) == (None, ["/metrics: no answer within 0.1 s"])
+
+
+def test_nobody_there_is_a_problem_too():
+    async def main():
+        async with answer_with(b"") as endpoint:
+            pass
+        async with Scraper(endpoint) as scraper:
+            return await scraper.read(), scraper.problems
+
+    samples, problems = asyncio.run(main())
+    assert samples is None
+    assert problems[0].startswith("/metrics: connection refused")
