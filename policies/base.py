@@ -239,7 +239,7 @@ class Policy(ABC):
 
 def policies() -> dict[str, type[Policy]]:
     """Return every policy by name: those in this folder, then those of other distributions."""
-    return discover("kvtune.policies", Policy, group="kvtune.policies")  # type: ignore[type-abstract]
+    return discover("kvtune.policies", Policy, group="kvtune.policies")
 
 
 def describe_range(knob: Knob) -> str:
