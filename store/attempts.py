@@ -217,7 +217,6 @@ def _run_row(measurement_id: str, repeat: int, run: LoadRun) -> RunRow:
         repeat=repeat,
         requests=len(run.records),
         failed_requests=sum(not record.ok for record in run.records),
-        duration_s=run.duration_s,
         run=run,
     )
 

@@ -120,9 +120,14 @@ def _sqlite_engine(location: Location, wait_s: float) -> Engine:
     def connected(connection: sqlite3.Connection, record: object) -> None:
         # The driver would begin transactions late, and would end them before a change of schema.
         connection.isolation_level = None
-        _use_wal(connection, wait_s)
-        connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute("PRAGMA foreign_keys=ON")
+        try:
+            _use_wal(connection, wait_s)
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute("PRAGMA foreign_keys=ON")
+        except sqlite3.Error:
+            # The pool forgets a connection that was never ready, without closing it.
+            connection.close()
+            raise
 
     def began(connection: Connection) -> None:
         # A transaction that begins as a reader and then writes fails at once, without waiting,
@@ -136,7 +141,7 @@ def _sqlite_engine(location: Location, wait_s: float) -> Engine:
 
 
 def _use_wal(connection: sqlite3.Connection, wait_s: float) -> None:
-    """Switch to WAL; SQLite does not wait by itself while another program switches too."""
+    """Switch to WAL; here, and only here, SQLite does not wait by itself for another writer."""
     deadline = time.monotonic() + wait_s
     while True:
         try:

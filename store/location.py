@@ -39,7 +39,7 @@ def locate(url_or_path: str | Path | None = None) -> Location:
     """
     text = str(url_or_path) if url_or_path is not None else os.environ.get("KVTUNE_STORE", "")
     if not text:
-        return _file(_default_path())
+        return _file(default_directory() / "kvtune.db")
     if "://" not in text:
         return _file(Path(text))
     try:
@@ -59,12 +59,17 @@ def locate(url_or_path: str | Path | None = None) -> Location:
     )
 
 
-def _default_path() -> Path:
+def default_directory() -> Path:
+    """Where kvtune keeps a user's files: `$KVTUNE_HOME`, else `~/.local/share/kvtune`.
+
+    Raises:
+        StoreError: the user has no home directory.
+    """
     home = os.environ.get("KVTUNE_HOME")
     if home:
-        return Path(home) / "kvtune.db"
+        return Path(home)
     try:
-        return Path.home() / ".local" / "share" / "kvtune" / "kvtune.db"
+        return Path.home() / ".local" / "share" / "kvtune"
     except RuntimeError as error:
         raise StoreError(
             "this user has no home directory to keep the history in",

@@ -159,7 +159,6 @@ class RunRow(Row):
     repeat: int
     requests: int
     failed_requests: int
-    duration_s: float
     run: LoadRun
 
     def columns(self) -> dict[str, Any]:

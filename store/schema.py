@@ -16,7 +16,6 @@ from pydantic import JsonValue, TypeAdapter
 from sqlalchemy import (
     Column,
     Dialect,
-    Float,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -179,7 +178,6 @@ runs = Table(
     Column("repeat", Integer, primary_key=True, autoincrement=False),
     Column("requests", Integer, nullable=False),
     Column("failed_requests", Integer, nullable=False),
-    Column("duration_s", Float, nullable=False),
     Column("run", CompressedRun, nullable=False),
 )
 

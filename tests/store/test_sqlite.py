@@ -124,6 +124,19 @@ def test_writer_waits_for_another_program(path):
         other.close()
 
 
+def test_new_store_waits_for_a_program_that_is_writing_to_the_file(path):
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("CREATE TABLE theirs (x)")
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="is locked"):
+        open_store(path, wait_s=0.1)
+    release = threading.Timer(0.3, lambda: other.execute("COMMIT"))
+    release.start()
+    open_store(path, wait_s=10).close()
+    release.join()
+    other.close()
+
+
 def test_locked_store_is_named_after_the_wait(path):
     with open_store(path, wait_s=0.2) as store:
         other = sqlite3.connect(path, isolation_level=None)
@@ -163,7 +176,9 @@ def fill(store: Store, study: StudyRow) -> int:
     raise AssertionError("unreachable")
 
 
-def test_full_disk_for_real(tmp_path):
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 1 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
@@ -171,21 +186,31 @@ def test_full_disk_for_real(tmp_path):
         pytest.skip("only root can mount a small disk")
     if subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("this machine does not allow a mount")
-    try:
-        with open_store(disk / "store.db") as store:
-            measured = fill(store, a_study(store))
-            assert measured > 3
-            assert sum(row.measured for row in store.trials("chat")) == measured
-        with pytest.raises(OSError, match="No space left"):
-            (disk / "filler").write_bytes(b"\0" * (1 << 20))
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_measuring_until_a_real_disk_is_full_keeps_every_saved_trial(small_disk):
+    with open_store(small_disk / "store.db") as store:
+        measured = fill(store, a_study(store))
+        assert measured > 3
+        assert sum(row.measured for row in store.trials("chat")) == measured
+    with open_store(small_disk / "store.db") as store:
+        assert sum(row.measured for row in store.trials("chat")) == measured
+
+
+def test_store_on_a_real_disk_that_others_have_filled_is_named(small_disk):
+    with open_store(small_disk / "store.db") as store:
+        a_full_history(store)
+        before = lines(store)
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "filler").write_bytes(b"\0" * (1 << 20))
+    for name in ("new.db", "store.db"):
         with pytest.raises(StoreError, match="disk full writing"):
-            open_store(disk / "new.db")
-        (disk / "filler").unlink()
-        (disk / "new.db").unlink(missing_ok=True)
-        with open_store(disk / "store.db") as store:
-            assert sum(row.measured for row in store.trials("chat")) == measured
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+            open_store(small_disk / name)
+    (small_disk / "filler").unlink()
+    with open_store(small_disk / "store.db") as store:
+        assert lines(store) == before
 
 
 def test_full_disk_under_an_export_is_named(path):

@@ -81,7 +81,6 @@ def upgrade() -> None:
         sa.Column("repeat", sa.Integer, autoincrement=False, nullable=False),
         sa.Column("requests", sa.Integer, nullable=False),
         sa.Column("failed_requests", sa.Integer, nullable=False),
-        sa.Column("duration_s", sa.Float, nullable=False),
         sa.Column("run", sa.LargeBinary, nullable=False),
         sa.PrimaryKeyConstraint("measurement_id", "repeat", name="pk_kvtune_runs"),
         sa.ForeignKeyConstraint(
