@@ -17,6 +17,8 @@ from kvtune.types import FailureClass, LoadRun, Measurement, RequestRecord, Stat
 # Trying again gives the same: the engine refuses the arguments, or they do not fit the device.
 _DETERMINISTIC = (FailureClass.BAD_ARGUMENT.value, FailureClass.DOES_NOT_FIT.value)
 
+_LARGEST = 2**31 - 1  # that a column for numbers can be compared with
+
 
 class TrialLog(StudyLog):
     """The trials of a store. A study is given by its row or its name."""
@@ -49,7 +51,8 @@ class TrialLog(StudyLog):
             NotFound: the study has no trial of that number.
         """
         with self.read() as connection:
-            rows = _trial_rows(connection, self._study_id(connection, study), number)
+            study_id = self._study_id(connection, study)
+            rows = _trial_rows(connection, study_id, number) if number <= _LARGEST else []
         if not rows:
             name = study.name if isinstance(study, StudyRow) else study
             raise NotFound(f"study {name!r} has no trial {number}", "list its trials by number")

@@ -92,7 +92,6 @@ def test_missing_database_and_wrong_password_are_named(url):
 
 def test_user_who_may_not_create_tables_is_told_what_to_grant(url):
     with open_store(url) as store, store.write() as connection:
-        connection.execute(text("DROP OWNED BY CURRENT_USER")) if False else None
         role = f"kvtune_reader_{uuid4().hex}"
         connection.execute(text(f"CREATE ROLE {role} LOGIN PASSWORD 'x'"))
         connection.execute(text("REVOKE ALL ON SCHEMA public FROM PUBLIC"))
