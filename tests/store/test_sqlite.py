@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from contracts.store import StoreContract, lines
+from contracts.store import StoreContract
+from contracts.store_fixtures import lines
 from contracts.store_values import a_full_history, a_run, a_study, a_trial, measure, ok
 from sqlalchemy import event, text
 

@@ -2,7 +2,7 @@ import io
 from pathlib import Path
 
 import pytest
-from contracts.store import lines
+from contracts.store_fixtures import exported, lines
 from contracts.store_values import a_full_history, a_study
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -36,13 +36,6 @@ measurements = st.builds(
 )
 
 
-def export(store) -> io.StringIO:
-    stream = io.StringIO()
-    store.export(stream)
-    stream.seek(0)
-    return stream
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("transfer")
@@ -73,7 +66,7 @@ def test_whatever_is_saved_is_exported_and_imported_unchanged(
         seed=0,
     )
     one.finish_attempt(one.begin_attempt(study, trial, "k"), measurement, runs, figures=figures)
-    two.import_(export(one))
+    two.import_(exported(one))
     assert lines(two) == lines(one)
     stored = one.trial(study, trial.number)
     assert repr(stored.measurement.metrics) == repr(measurement.metrics)
@@ -102,7 +95,7 @@ def test_damaged_export_is_refused_or_harmless(data, directory, damaged_export, 
 def damaged_export(directory) -> str:
     with open_store(directory / "full.db") as store:
         a_full_history(store)
-        return export(store).getvalue()
+        return exported(store).getvalue()
 
 
 @pytest.fixture(scope="module")
