@@ -30,15 +30,15 @@ _TOWARD: Mapping[Bottleneck, Sequence[tuple[tuple[str, str], ...]]] = {
 
 
 def first_guesses(space: SearchSpace, bottleneck: Bottleneck) -> list[Values]:
-    """Points to try before the sampler knows anything, as values of the space's knobs."""
+    """Points to try before the sampler knows anything; what is not moved is at its default."""
     guesses = []
     for recipe in _TOWARD.get(bottleneck, ()):
-        values: Values = {}
+        values: Values = space.defaults
         for policy, where in recipe:
             knob = next((k for k in space.knobs if k.policy == policy), None)
-            if knob is not None and (options := knob.knob.options()):
+            if knob is not None and (options := knob.knob.choices):
                 index = {"low": 0, "middle": len(options) // 2, "high": len(options) - 1}[where]
-                values[knob.key] = options[index]
-        if values and values not in guesses:
+                values[knob.knob.name] = options[index]
+        if values != space.defaults and values not in guesses:
             guesses.append(values)
     return guesses

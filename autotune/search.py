@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import optuna
 from optuna.samplers import TPESampler
@@ -57,7 +58,7 @@ class Search:
     @property
     def name(self) -> str:
         """The study's name in Optuna's tables."""
-        return self._study.study_name
+        return str(self._study.study_name)
 
     def recover(self) -> None:
         """Close trials that a process which is gone has left running; they carry no result."""
@@ -120,14 +121,13 @@ def _active(knob: SpaceKnob, values: Mapping[str, JsonValue]) -> bool:
 def _suggest(trial: Trial, knob: SpaceKnob) -> JsonValue:
     spec = knob.knob
     if _ordered(knob):
-        return spec.choices[trial.suggest_int(spec.name, 0, len(spec.choices) - 1)]
+        return spec.choices[int(trial.suggest_int(spec.name, 0, len(spec.choices) - 1))]
     if spec.choices:
-        suggested: JsonValue = trial.suggest_categorical(spec.name, list(spec.choices))
-        return suggested
+        return cast(JsonValue, trial.suggest_categorical(spec.name, list(spec.choices)))
     low, high = _bounds(knob)
     if spec.kind == "int":
-        return trial.suggest_int(spec.name, int(low), int(high))
-    return trial.suggest_float(spec.name, low, high)
+        return int(trial.suggest_int(spec.name, int(low), int(high)))
+    return float(trial.suggest_float(spec.name, low, high))
 
 
 def _ordered(knob: SpaceKnob) -> bool:

@@ -11,7 +11,7 @@ import importlib.metadata
 import inspect
 import pkgutil
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -54,4 +54,4 @@ def discover(package: str, base: type[T], group: str | None = None) -> dict[str,
     Raises:
         ValueError: two classes declare the same name; the message names both modules.
     """
-    return dict(_discover(package, base, group))
+    return dict(_discover(package, cast(Any, base), group))

@@ -22,7 +22,7 @@ _Numbered = tuple[int, Request]
 
 def trace_formats() -> dict[str, type[TraceFormat]]:
     """Every known trace format by name."""
-    return discover("kvtune.profilers.traces", TraceFormat, group="kvtune.trace_formats")  # type: ignore[type-abstract]
+    return discover("kvtune.profilers.traces", TraceFormat, group="kvtune.trace_formats")
 
 
 def stream_requests(

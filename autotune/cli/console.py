@@ -39,6 +39,7 @@ class TerminalReporter:
         self._began_s = time.monotonic()
         self._said_s = 0.0
         self._title = ""
+        self._starting = False
 
     @contextmanager
     def live(self) -> Iterator[TerminalReporter]:
@@ -56,6 +57,7 @@ class TerminalReporter:
     def phase(self, title: str) -> None:
         """Print the title of a step."""
         self._title = title
+        self._starting = True
         self._line(f"[bold]{escape(title)}[/bold]")
         self._update("starting the server")
 
@@ -65,10 +67,12 @@ class TerminalReporter:
 
     def server_log(self, line: str) -> None:
         """Show the newest line of a server that is starting."""
-        self._update(f"starting the server: {line.strip()[:110]}")
+        if self._starting and line.strip():
+            self._update(f"starting the server: {line.strip()[:110]}")
 
     def load(self, progress: Progress) -> None:
         """Show how far a replay is."""
+        self._starting = False
         failed = f", {progress.failed} failed" if progress.failed else ""
         self._update(
             f"{progress.done}/{progress.total} requests{failed}, {progress.in_flight} in flight, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -133,10 +134,10 @@ def _model(path: str) -> Check:
     )
 
 
-def _existing(path: str) -> options.Path:
+def _existing(path: str) -> Path:
     from kvtune.errors import NotFound
 
-    found = options.Path(path).expanduser()
+    found = Path(path).expanduser()
     if not found.exists():
         raise NotFound(f"the model path {path} does not exist", fix="give a checkpoint directory")
     return found

@@ -257,6 +257,12 @@ def log_directory(history: Store, name: str) -> Path:
     return directory
 
 
+def resolved_model(model: str) -> str:
+    """A model on this disk by its full path, so that files written elsewhere still find it."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model
+
+
 def fresh_salt() -> int:
     """A salt that no earlier replay on the same server has had."""
     import secrets

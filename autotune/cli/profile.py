@@ -103,7 +103,7 @@ def profile(
                 with runner:
                     result = _launched(
                         runner,
-                        str(model),
+                        options.resolved_model(str(model)),
                         served_model_name,
                         arguments,
                         start_timeout,

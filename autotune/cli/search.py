@@ -94,6 +94,7 @@ def search(
     if max_harm not in (Harm.LOSSLESS, Harm.NEAR_LOSSLESS):
         raise BadInput(f"--max-harm {max_harm!r} is not known", fix="use lossless or near-lossless")
     check_model(model)
+    model = options.resolved_model(model)
     wanted = parse_goal(goal or [])
     base = options.base_arguments(engine_args, kv_memory)
     requests = options.read_workload(
