@@ -31,7 +31,6 @@ class EventSplitter:
             and data.find(b"\n") == len(data) - 2
             and b"\r" not in data
         ):
-            self._skip_newline = False
             return [data[6:-2]]
         pieces = (self._tail + self._normalize(data)).split(b"\n\n")
         self._tail = pieces.pop()

@@ -72,9 +72,12 @@ def test_announcing_the_role_is_not_the_first_token():
     [{"reasoning_content": "hm"}, {"reasoning": "hm"}, {"tool_calls": [{"index": 0}]}],
 )
 def test_thinking_and_tool_calls_are_tokens(delta):
-    record = answer(chat(role="assistant", content=""), chat(**delta), chat("stop", content="b"))
+    announced = chat(role="assistant", content="")
+    record = answer(announced, chat(**delta), chat("stop", content="b"))
     assert record.first_token_s == 2.0
     assert record.output_tokens == 2
+    at_once = answer(chat(role="assistant", content="", **delta), chat("stop", content="b"))
+    assert at_once.first_token_s == 1.0
 
 
 def test_a_role_beside_content_is_a_token():

@@ -56,7 +56,7 @@ def test_closed_loop_keeps_the_concurrency_and_sends_in_order(http):
     run, server = run_replay(http, handler, http.requests(12), ClosedLoop(3))
     assert most == 3
     assert [r.index for r in run.records] == list(range(12))
-    assert [e.body["prompt"] for e in server.answered][:3] == ["p0", "p1", "p2"]
+    assert sorted(e.body["prompt"] for e in server.answered[:3]) == ["p0", "p1", "p2"]
     assert all(r.ok and r.output_tokens == 3 for r in run.records)
     assert run.warnings == ()
 

@@ -45,6 +45,15 @@ def test_an_event_is_there_as_soon_as_its_blank_line_is():
     assert splitter.feed(b"\ndata: 2\n\n") == [b"2"]
 
 
+def test_line_endings_may_be_mixed():
+    assert EventSplitter().feed(b"data: a\rdata: b\n\n") == [b"a\nb"]
+    assert EventSplitter().feed(b"data: a\r\n\n") == [b"a"]
+    splitter = EventSplitter()
+    assert splitter.feed(b"data: 0\r\r") == [b"0"]
+    assert splitter.feed(b"data: 1\n\n") == [b"1"]
+    assert splitter.feed(b"\ndata: 2\n\n") == [b"2"]
+
+
 def test_comments_alone_are_no_event():
     assert EventSplitter().feed(b": keep-alive\n\n\n\n: again\n\n") == []
 
