@@ -11,7 +11,7 @@ from kvtune.engines.vllm.log import plain
 from kvtune.types import Failure, FailureClass
 
 _EXCERPT_LINES = 15
-_LINE_LIMIT = 600
+_LINE_LIMIT = 500
 _MESSAGE_LIMIT = 400
 # "(EngineCore pid=7) ERROR 11-29 17:03:19 [core.py:1510] text"; the level and what follows it are
 # absent from what is not logged but printed.
@@ -145,7 +145,7 @@ def _how_it_ended(returncode: int | None) -> str:
     if returncode is None:
         return "the server stopped serving"
     if returncode < 0:
-        return f"the server was ended by {signal.Signals(-returncode).name}"
+        return f"the server was ended by signal {-returncode} ({signal.strsignal(-returncode)})"
     return f"the server exited with status {returncode}"
 
 
@@ -163,19 +163,20 @@ def classify(
     to give up on it.
     """
     lines, errors = _lines(log_text)
+    killed = returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
     for row in _ROWS:
+        if killed and row.failure is FailureClass.CRASH_UNDER_LOAD:
+            continue  # the others of its tree die of its end, not it of theirs
         for line in lines:
             if match := row.pattern.search(line):
-                failure = row.failure
-                if failure is FailureClass.CRASH_UNDER_LOAD and phase == "start":
-                    failure = FailureClass.CRASH_AT_START
+                crash_at_start = row.failure is FailureClass.CRASH_UNDER_LOAD and phase == "start"
                 return Failure(
-                    failure=failure,
+                    failure=FailureClass.CRASH_AT_START if crash_at_start else row.failure,
                     message=_message(line),
                     fix=row.fix.format(**match.groupdict()),
                     log_excerpt=_excerpt(errors, line),
                 )
-    return _without_a_row(errors, returncode, phase, hang)
+    return _without_a_row(errors, returncode, phase, hang, killed=killed)
 
 
 def _message(line: str) -> str:
@@ -185,7 +186,12 @@ def _message(line: str) -> str:
 
 
 def _without_a_row(
-    errors: list[str], returncode: int | None, phase: Literal["start", "load"], hang: str | None
+    errors: list[str],
+    returncode: int | None,
+    phase: Literal["start", "load"],
+    hang: str | None,
+    *,
+    killed: bool,
 ) -> Failure:
     """What can be said when no line is known: how it ended, and the last error it printed."""
     at_start = phase == "start"
@@ -194,7 +200,7 @@ def _without_a_row(
         failure = FailureClass.HANG_AT_START if at_start else FailureClass.HANG_UNDER_LOAD
         message = hang
         fix = "Look at the log; allow more time if it was still making progress."
-    elif returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
+    elif killed:
         failure = FailureClass.OUT_OF_MEMORY
         message = "the server was killed (SIGKILL), most likely by the system for want of memory"
         fix = _MORE_MEMORY

@@ -7,9 +7,9 @@ kvtune holds. When that end closes, for whatever reason (a stop, an exit, kill -
 server exits, the guard ends the whole tree: SIGTERM first, SIGKILL after `GRACE_S` seconds. It
 signals its own descendants and nothing else.
 
-On the channel it writes one JSON object a line: `{"pid": N}` once the server is started, and
-`{"exit": N, "left": []}` when nothing of it is left (a negative number is a signal, as in
-`subprocess`; `left` are processes that even SIGKILL did not end).
+On the channel it writes one JSON object a line: `{"pid": N}` once the server is started,
+`{"exit": N}` when the server's own process has ended (a negative number is a signal, as in
+`subprocess`), and `{"left": []}` when the tree is gone, but for what even SIGKILL did not end.
 
 Linux, standard library only, and Python 3.10: the warm parent, which runs under the engine's
 interpreter, loads this file by path too and calls `supervise` after a fork.
@@ -71,11 +71,12 @@ def _signal(pids: list[int], number: int) -> None:
 
 
 class _Server:
-    """The server process and, once it ended, how."""
+    """The server process and, once it ended, how, which is told on the channel at once."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, channel: socket.socket) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        self._channel = channel
 
     def reap(self) -> bool:
         """Collect every ended child, adopted ones too; say whether any child is left."""
@@ -88,24 +89,22 @@ class _Server:
                 return True
             if pid == self.pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
+                _say(self._channel, {"exit": self.returncode})
 
     def end(self, grace_s: float) -> None:
         """End the tree: the server by SIGTERM, then what is left, then all by SIGKILL."""
         start_s = time.monotonic()
-        asked, asked_all = self.returncode is not None, False
-        if not asked:
+        if self.returncode is None:
             _signal([self.pid], signal.SIGTERM)
-        while self.reap():
-            waited_s = time.monotonic() - start_s
-            # Its own children get the time to leave by themselves that the server gives them.
-            late = waited_s > (grace_s / 4 if self.returncode is not None else grace_s / 2)
-            if late and not asked_all:
-                _signal(descendants(), signal.SIGTERM)
-                asked_all = True
+        # Its own children get the time to leave by themselves that the server gives them.
+        patience_s = grace_s / 2 if self.returncode is None else min(1.0, grace_s / 4)
+        asked_all = False
+        while self.reap() and (waited_s := time.monotonic() - start_s) < grace_s + _KILL_LIMIT_S:
             if waited_s > grace_s:
                 _signal(descendants(), signal.SIGKILL)
-            if waited_s > grace_s + _KILL_LIMIT_S:
-                return
+            elif waited_s > patience_s and not asked_all:
+                _signal(descendants(), signal.SIGTERM)
+                asked_all = True
             time.sleep(_POLL_S)
 
 
@@ -164,7 +163,7 @@ def supervise(body: Callable[[], Any], channel: socket.socket, grace_s: float) -
         waker.close()
         _run_child(body, channel)
     _close_all_but({channel.fileno(), woken.fileno(), waker.fileno()})
-    server = _Server(pid)
+    server = _Server(pid, channel)
     _say(channel, {"pid": pid})
     while server.reap() and server.returncode is None and not stops:
         readable, _, _ = select.select([channel, woken], [], [])
@@ -173,9 +172,8 @@ def supervise(body: Callable[[], Any], channel: socket.socket, grace_s: float) -
         with contextlib.suppress(BlockingIOError):
             woken.recv(4096)
     server.end(grace_s)
-    returncode = -signal.SIGKILL if server.returncode is None else server.returncode
-    _say(channel, {"exit": returncode, "left": descendants()})
-    return returncode
+    _say(channel, {"left": descendants()})
+    return -signal.SIGKILL if server.returncode is None else server.returncode
 
 
 def main(arguments: list[str]) -> int:

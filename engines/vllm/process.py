@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +30,11 @@ class Channel:
         self.near = near
         self.closed = False
         self._text = b""
+
+    def close(self) -> None:
+        """Let go of the channel, which tells the far end that kvtune is done with it."""
+        self.near.close()
+        self.closed = True
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
         """Return the next message; `None` when none came in time or the far end is closed.
@@ -67,38 +73,39 @@ class GuardedProcess:
         self.guard_pid = guard if isinstance(guard, int) else guard.pid
         self.leftover_pids: tuple[int, ...] = ()
         self._returncode: int | None = None
-        self._ended = False
         said = self._channel.receive(_START_S) or {}
         self.pid: int | None = said.get("pid")
         if self.pid is None:
             self.stop()
 
     def poll(self) -> int | None:
-        """Return the exit status once the whole tree is gone (negative: a signal), else `None`."""
-        return self._wait(0.0)
-
-    def _wait(self, timeout_s: float) -> int | None:
-        if not self._ended and (
-            (said := self._channel.receive(timeout_s)) is not None or self._channel.closed
-        ):
-            self._ended = True
-            # A guard that is gone without a word was killed itself.
-            self._returncode = said["exit"] if said else -9
-            self.leftover_pids = tuple(said["left"]) if said else ()
-            self._channel.near.close()
-            if self._popen is not None:
-                self._popen.wait()
+        """Return the command's exit status (negative: a signal) once it has ended, else `None`."""
+        self._listen(0.0)
         return self._returncode
 
     def stop(self) -> None:
         """End the tree and wait until it is gone; at most about half a minute."""
-        if self._ended:
-            return
-        with contextlib.suppress(OSError):
-            self._channel.near.shutdown(socket.SHUT_WR)
-        if self._wait(GRACE_S + _MARGIN_S) is None and self._popen is not None:
+        if not self._channel.closed:
+            with contextlib.suppress(OSError):
+                self._channel.near.shutdown(socket.SHUT_WR)
+        deadline_s = time.monotonic() + GRACE_S + _MARGIN_S
+        while not self._channel.closed and time.monotonic() < deadline_s:
+            self._listen(deadline_s - time.monotonic())
+        if not self._channel.closed and self._popen is not None:
             self._popen.kill()
-            self._wait(_MARGIN_S)
+            self._listen(_MARGIN_S)
+        self._channel.close()
+
+    def _listen(self, timeout_s: float) -> None:
+        """Take in what the guard has said since the last time."""
+        while not self._channel.closed and (said := self._channel.receive(timeout_s)) is not None:
+            self._returncode = said.get("exit", self._returncode)
+            self.leftover_pids = tuple(said.get("left", self.leftover_pids))
+        if self._channel.closed:
+            # A guard that is gone without a word was killed itself.
+            self._returncode = -signal.SIGKILL if self._returncode is None else self._returncode
+            if self._popen is not None:
+                self._popen.wait()
 
 
 def start_guarded(

@@ -91,7 +91,7 @@ def wait_until_ready(
     while True:
         returncode = process.poll()
         if returncode is not None:
-            tail.stop()
+            process.stop()  # what is left of it may still have something to log
             raise_failure(classify(read_log(), returncode=returncode, phase="start"))
         answer = http_get(host, port, "/health", timeout_s=5.0)
         if answer is not None and answer[0] == 200:

@@ -78,7 +78,7 @@ class WarmParent:
 
     def close(self) -> None:
         """End the parent and every server that is still running under it."""
-        self._channel.near.close()
+        self._channel.close()
         self._process.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
