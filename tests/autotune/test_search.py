@@ -12,7 +12,7 @@ def knob(built, active_when=None):
     return SpaceKnob("policy", built, active_when, "because")
 
 
-@pytest.fixture()
+@pytest.fixture
 def space():
     return SearchSpace(
         knobs=(
@@ -30,7 +30,7 @@ def space():
     )
 
 
-@pytest.fixture()
+@pytest.fixture
 def url(tmp_path):
     return f"sqlite:///{tmp_path / 'kvtune.db'}"
 
