@@ -17,7 +17,6 @@ import time
 from array import array
 from typing import cast
 
-SPIN_S = 0.002
 HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
@@ -119,10 +118,7 @@ class StreamServer:
             self.emit_due()
 
     def emit_due(self) -> None:
-        """Emit what is due, then come back in time for the next one.
-
-        The last two milliseconds are spent spinning: timers of the event loop are no finer.
-        """
+        """Emit what is due, then come back for the next one (timers are good to a millisecond)."""
         due = self.due
         now_s = time.perf_counter()
         while due and due[0][0] <= now_s:
@@ -132,13 +128,10 @@ class StreamServer:
             else:
                 heapq.heappop(due)
             now_s = time.perf_counter()
-        loop = asyncio.get_running_loop()
-        if not due:
-            self.emitting = False
-        elif due[0][0] - now_s <= SPIN_S:
-            loop.call_soon(self.emit_due)
+        if due:
+            asyncio.get_running_loop().call_later(due[0][0] - now_s, self.emit_due)
         else:
-            loop.call_later(due[0][0] - now_s - SPIN_S, self.emit_due)
+            self.emitting = False
 
     def sent_page(self) -> bytes:
         """Return the answer to `GET /sent`, and forget those times."""
