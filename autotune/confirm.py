@@ -7,7 +7,8 @@ where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from kvtune.autotune.ledger import RUNG_CONFIRM, Ledger, RequestSet
 from kvtune.autotune.reporting import Reporter
@@ -22,10 +23,21 @@ def confirm(
     *,
     rounds: int,
     seed: int,
+    clock: Callable[[], float] = time.monotonic,
+    round_s: float = 0.0,
+    until_s: float | None = None,
 ) -> dict[int, Measurement]:
-    """Map the number of each trial to one measurement with a value per round."""
+    """Map the number of each trial to one measurement with a value per round.
+
+    With `until_s`, a time of `clock`, no round begins that would end after it; `round_s` is how
+    long a round is thought to take. Empty when there was no time for any.
+    """
     parts: dict[int, list[Measurement]] = {trial.number: [] for trial in trials}
     for number in range(rounds):
+        began_s = clock()
+        if until_s is not None and began_s + round_s > until_s:
+            reporter.note(f"the time budget is spent after {number} rounds of confirmation")
+            break
         for trial in trials if number % 2 == 0 else trials[::-1]:
             reporter.phase(f"Confirming trial {trial.number}, round {number + 1} of {rounds}")
             entry = ledger.run(
@@ -39,7 +51,8 @@ def confirm(
             )
             reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
             parts[trial.number].append(entry.measurement)
-    return {number: merged(measurements) for number, measurements in parts.items()}
+        round_s = clock() - began_s
+    return {number: merged(measured) for number, measured in parts.items() if measured}
 
 
 def merged(parts: Sequence[Measurement]) -> Measurement:

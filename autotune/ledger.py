@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import JsonValue
@@ -36,7 +35,7 @@ class Entry:
 class Ledger:
     """The trials of one study: runs them on the bench and keeps them in the store.
 
-    `remeasure` measures a point again although another study knows it.
+    `remeasure` measures a point again although another study knows it, or it failed in this one.
     """
 
     def __init__(self, store: Store, study: StudyRow, bench: Bench, *, remeasure: bool) -> None:
@@ -47,7 +46,9 @@ class Ledger:
         rows = store.trials(study)
         self._planned = {row.number: row.trial for row in rows}
         self._measured = {
-            row.number: row.measurement for row in rows if row.measured and row.measurement
+            row.number: row.measurement
+            for row in rows
+            if row.measured and row.measurement and not (remeasure and row.measurement.failure)
         }
 
     @property
@@ -58,9 +59,9 @@ class Ledger:
             for number, measurement in sorted(self._measured.items())
         ]
 
-    def runs(self, trial: Trial, requests: RequestSet) -> list[LoadRun]:
+    def runs(self, trial: Trial, requests: RequestSet, *, canary: bool) -> list[LoadRun]:
         """The raw runs behind a trial's measurement."""
-        return self._store.runs_of(self._key(trial, requests))
+        return self._store.runs_of(self._key(trial, requests, canary=canary))
 
     def run(
         self,
@@ -76,13 +77,13 @@ class Ledger:
     ) -> Entry:
         """Measure a point, or find it.
 
-        Raises:
-            KeyboardInterrupt: the user stopped it; the attempt is stored as stopped.
+        Whatever ends it before there is an outcome passes through, an interrupt too; the attempt
+        is then stored as stopped.
         """
         trial = self._trial(stack, repeats=repeats, seed=seed, parent=parent)
         if trial.number in self._measured:
             return Entry(trial, self._measured[trial.number], reused=True)
-        key = self._key(trial, requests)
+        key = self._key(trial, requests, canary=canary)
         planning = {"optuna_number": optuna_number, "rung": rung}
         if not self._remeasure:
             known = self._store.reuse(self._study, trial, key, **planning)
@@ -94,7 +95,7 @@ class Ledger:
             measurement, runs = run_trial(
                 trial, self._bench, requests.requests, canary=canary, label=label
             )
-        except KeyboardInterrupt:
+        except BaseException:
             stopped = Measurement(status=Status.STOPPED, versions=versions_of(None))
             self._store.finish_attempt(attempt, stopped, ())
             raise
@@ -123,9 +124,10 @@ class Ledger:
         self._planned[trial.number] = trial
         return trial
 
-    def _key(self, trial: Trial, requests: RequestSet) -> str:
+    def _key(self, trial: Trial, requests: RequestSet, *, canary: bool) -> str:
         settings: dict[str, JsonValue] = {
             **self._bench.plan.key(),
+            "canary": canary,
             "repeats": trial.repeats,
             "seed": trial.seed,
             "goal": self._study.goal.model_dump(mode="json"),
@@ -138,11 +140,3 @@ class Ledger:
             arguments=trial.arguments,
             settings=settings,
         )
-
-
-def unseen_arguments(entries: Sequence[Entry], stack: PolicyStack) -> bool:
-    """Whether no trial that is no confirmation has these arguments."""
-    return all(
-        entry.trial.parent is not None or entry.trial.stack.arguments != stack.arguments
-        for entry in entries
-    )

@@ -28,10 +28,13 @@ def open_study(
     goal: Goal,
     base_arguments: Mapping[str, JsonValue],
     environment: Mapping[str, str],
+    repeats: int,
+    seed: int,
 ) -> StudyRow:
     """The study of exactly this search, begun when there is none.
 
     Budgets are no part of what a study is, so a larger budget goes on where a smaller one ended.
+    `repeats` and `seed` are: with others every trial would be another measurement.
 
     Raises:
         BadInput: `name` is that of a study of something else.
@@ -41,6 +44,8 @@ def open_study(
         "served_model_name": served_model_name,
         "environment": dict(environment),
         "heldout": len(workload.heldout),
+        "repeats": repeats,
+        "seed": seed,
     }
     identity = {
         "model": model,

@@ -39,6 +39,7 @@ from kvtune.autotune.space import SearchSpace, build_space, infeasible_reason, s
 from kvtune.autotune.trial import Bench
 from kvtune.kernels.device import detect_detail
 from kvtune.policies.base import Context
+from kvtune.policies.stack import describe
 from kvtune.profilers.fingerprint import fingerprint
 from kvtune.profilers.goal import goal_violations
 from kvtune.store.database import Store
@@ -109,11 +110,11 @@ class Tuning:
         self.store.abandon_running(self.study)
         verdict: Verdict | None = None
         try:
-            self.reporter.phase("Trial 0: stock defaults")
+            self.reporter.phase(f"Measuring 1 of {self.budget.trials}: stock defaults")
             baseline = self._measure(PolicyStack(), RUNG_BASELINE)
             context, verdict = self._context(baseline)
             self._search(context, verdict, baseline, began_s)
-            confirmed = self._confirmed(baseline)
+            confirmed = self._confirmed(baseline, began_s)
         except KeyboardInterrupt:
             self.interrupted = True
             self.reporter.phase("Interrupted: deciding with what was measured")
@@ -135,7 +136,7 @@ class Tuning:
 
     def _context(self, baseline: Entry) -> tuple[Context, Verdict | None]:
         """What the policies may ask about, and the verdict on the baseline's load."""
-        runs = self.ledger.runs(baseline.trial, self.tuning_set)
+        runs = self.ledger.runs(baseline.trial, self.tuning_set, canary=True)
         verdict = None
         if runs:
             subject = Subject(
@@ -176,21 +177,26 @@ class Tuning:
         widest = build_space(context, harm=self.rules.max_harm)
         search = Search(self.study.name, self.store.url, seed=self.rules.seed)
         search.recover()
+        search.suggest_first(lossless, lossless.defaults)
         if verdict is not None:
             for values in first_guesses(lossless, verdict.bottleneck):
                 search.suggest_first(lossless, values)
         canary = Canary(baseline.measurement)
+        exhausted = False
         while self._affords_another(began_s):
-            unlocked = self._unlocked(lossless, widest)
+            unlocked = self._unlocked(lossless, widest, exhausted=exhausted)
             space = widest if unlocked else lossless
             if not space.knobs:
                 self.reporter.note("nothing can be searched here: " + _refusals(space))
                 return
             proposal, stack = self._propose(search, space, context)
-            if proposal is None:
+            if proposal is not None:
+                self._try(search, proposal, stack, canary)
+            elif unlocked or not self._unlocked(lossless, widest, exhausted=True):
                 self.reporter.note("every configuration in this space has been measured")
                 return
-            self._try(search, proposal, stack, canary)
+            else:
+                exhausted = True
 
     def _propose(
         self, search: Search, space: SearchSpace, context: Context
@@ -214,7 +220,8 @@ class Tuning:
 
     def _try(self, search: Search, proposal: Proposal, stack: PolicyStack, canary: Canary) -> None:
         rung = RUNG_LOSSLESS if stack.harm is Harm.LOSSLESS else RUNG_NEAR_LOSSLESS
-        self.reporter.phase(f"Trial {len(self._points())} of {self.budget.trials}")
+        number = len(self._points()) + 1
+        self.reporter.phase(f"Measuring {number} of {self.budget.trials}: {describe(stack)}")
         try:
             entry = self._measure(stack, rung, proposal.optuna_number)
         except KeyboardInterrupt:
@@ -226,43 +233,33 @@ class Tuning:
             return
         self._tell(search, proposal, entry.measurement)
 
-    def _confirmed(self, baseline: Entry) -> dict[int, Measurement]:
-        finalists = [entry.trial for entry in self._ranked()[: self.budget.finalists]]
-        if not finalists:
-            return {}
+    def _confirmed(self, baseline: Entry, began_s: float) -> dict[int, Measurement]:
+        trials = [entry.trial for entry in self._ranked()[: self.budget.finalists]]
+        if baseline.measurement.failure is None:
+            trials.insert(0, baseline.trial)
+        time_s = self.budget.time_s
         return confirm(
-            [baseline.trial, *(trial for trial in finalists if trial.number)],
+            trials,
             self.ledger,
             self.heldout_set,
             self.reporter,
             rounds=self.budget.confirm_rounds,
             seed=self.rules.seed,
+            clock=self.clock,
+            round_s=self._trial_s() * len(trials),
+            until_s=None if time_s is None else began_s + time_s,
         )
 
     def _decide(self, confirmed: dict[int, Measurement]) -> Decision:
         points = self._points()
-        baseline = next((entry for entry in points if entry.trial.number == 0), None)
-        rejected = self._rejected(points, baseline, confirmed)
-        final = {
-            entry.trial.number: confirmed.get(entry.trial.number, entry.measurement)
+        rejected = self._rejected(points, confirmed)
+        final = [
+            Candidate(number, entry.trial.stack, confirmed.get(number, entry.measurement))
             for entry in points
-            if not confirmed or entry.trial.number in confirmed
-        }
-        candidates = [
-            Candidate(entry.trial.number, entry.trial.stack, final[entry.trial.number])
-            for entry in points
-            if entry.trial.number in final
-            and entry.trial.number not in rejected
-            and entry is not baseline
+            if (number := entry.trial.number) == 0 or number not in rejected
         ]
-        stock = None
-        if baseline is not None:
-            stock = Candidate(
-                baseline.trial.number,
-                baseline.trial.stack,
-                final.get(baseline.trial.number, baseline.measurement),
-            )
-        decision = decide(self.study.goal, stock, candidates, rejected)
+        stock = final.pop(0) if final and final[0].number == 0 else None
+        decision = decide(self.study.goal, stock, final, rejected)
         if not confirmed:
             reasons = ("nothing was confirmed on held-out requests", *decision.reasons)
             decision = decision.model_copy(update={"reasons": reasons})
@@ -306,13 +303,15 @@ class Tuning:
         )
 
     def _ranked(self) -> list[Entry]:
-        """Measured trials, those that meet the goal first, then by objective."""
+        """Measured trials beside the baseline: that meet the goal first, then by objective."""
         goal = self.study.goal
-        rejected = self._rejected(self._points(), None, {})
+        rejected = self._rejected(self._points(), {})
         measured = [
             entry
             for entry in self._points()
-            if objective_values(goal, entry.measurement) and entry.trial.number not in rejected
+            if entry.trial.number
+            and entry.trial.number not in rejected
+            and objective_values(goal, entry.measurement)
         ]
 
         def rank(entry: Entry) -> tuple[bool, float]:
@@ -321,30 +320,26 @@ class Tuning:
 
         return sorted(measured, key=rank, reverse=True)
 
-    def _rejected(
-        self, points: list[Entry], baseline: Entry | None, confirmed: dict[int, Measurement]
-    ) -> dict[int, str]:
+    def _rejected(self, points: list[Entry], confirmed: dict[int, Measurement]) -> dict[int, str]:
         stock = next((entry for entry in points if entry.trial.number == 0), None)
         canary = Canary(stock.measurement if stock is not None else None)
         rejected = {}
         for entry in points:
-            if entry is baseline:
-                continue
-            failure = entry.measurement.failure
-            if failure is not None:
-                rejected[entry.trial.number] = f"{failure.failure}: {failure.message}"
+            final = confirmed.get(entry.trial.number, entry.measurement)
+            if final.failure is not None:
+                rejected[entry.trial.number] = f"{final.failure.failure}: {final.failure.message}"
             elif reason := canary.objection(entry.trial.stack, entry.measurement):
                 rejected[entry.trial.number] = reason
             elif confirmed and entry.trial.number not in confirmed:
                 rejected[entry.trial.number] = "not among the best when it was tried"
         return rejected
 
-    def _unlocked(self, lossless: SearchSpace, widest: SearchSpace) -> bool:
-        """Whether near-lossless levers may be tried now."""
+    def _unlocked(self, lossless: SearchSpace, widest: SearchSpace, *, exhausted: bool) -> bool:
+        """Whether near-lossless levers may be tried now; `exhausted`: lossless ones all were."""
         if self.rules.explore_lossy or not lossless.knobs:
             return True
         points = self._points()
-        tried_enough = len(points) >= LOSSLESS_SHARE * self.budget.trials
+        tried_enough = exhausted or len(points) >= LOSSLESS_SHARE * self.budget.trials
         goal_met = any(
             meets_goal(self.study.goal, e.measurement)
             for e in points
@@ -358,10 +353,8 @@ class Tuning:
             return False
         if self.budget.time_s is None:
             return True
-        walls = [e.measurement.wall_s for e in points if e.measurement.wall_s is not None]
-        trial_s = median(walls) if walls else 0.0
         runs_left = self.budget.confirm_rounds * (self.budget.finalists + 1)
-        needed_s = trial_s * (1 + runs_left / self.budget.repeats)
+        needed_s = self._trial_s() * (1 + runs_left / self.budget.repeats)
         if self.clock() - began_s + needed_s <= self.budget.time_s:
             return True
         self.reporter.note(
@@ -369,6 +362,11 @@ class Tuning:
             f"what is left goes to the confirmation"
         )
         return False
+
+    def _trial_s(self) -> float:
+        """What a trial took so far, as the median."""
+        walls = [e.measurement.wall_s for e in self._points() if e.measurement.wall_s is not None]
+        return median(walls) if walls else 0.0
 
 
 def _request_set(requests: tuple[Request, ...]) -> RequestSet:

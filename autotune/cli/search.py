@@ -67,7 +67,11 @@ def search(
     cold_start: options.ColdStart = False,
     start_timeout: options.StartTimeout = 300.0,
     remeasure: Annotated[
-        bool, typer.Option("--remeasure", help="Measure points again that another study knows.")
+        bool,
+        typer.Option(
+            "--remeasure",
+            help="Measure again what another study knows and what failed in this one.",
+        ),
     ] = False,
     seed: options.Seed = 0,
     dry_run: Annotated[
@@ -135,6 +139,8 @@ def search(
             goal=wanted,
             base_arguments=base,
             environment={},
+            repeats=repeats,
+            seed=seed,
         )
         tuning = Tuning(
             study=row,
