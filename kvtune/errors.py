@@ -14,9 +14,10 @@ A trial that fails is not an exception for the search: it is a stored failure cl
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from kvtune.types import FailureClass
+if TYPE_CHECKING:
+    from kvtune.types import FailureClass
 
 
 class KvtuneError(Exception):
