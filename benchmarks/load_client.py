@@ -1,8 +1,9 @@
 """kvtune's load client beside `vllm bench serve`, on the same running server.
 
 In every round both send the same prompts (fresh each round) with the same lengths and the same
-concurrency; they take turns at going first. Printed are the medians over the rounds and their
-ratio. CPU is that of the client process while requests are in flight, without start-up.
+concurrency; they take turns at going first. Printed are the medians over the rounds, their ratio,
+and the median of the ratios within rounds. CPU is that of the client process while requests are
+in flight, without start-up.
 
 The server has to be started with VLLM_SERVER_DEV_MODE=1 (its prefix cache is emptied between runs)
 or with --no-enable-prefix-caching. `vllm bench serve` needs pandas for this dataset.
@@ -193,12 +194,17 @@ def measure(client: str, prompts: list[str], options: argparse.Namespace) -> Res
 
 
 def print_table(results: dict[str, list[Result]]) -> None:
+    """Print medians, their ratio, and the median of the ratios within a round (less drift)."""
     ours, theirs = results["kvtune"], results["vllm bench"]
-    print(f"{'median of ' + str(len(ours)) + ' rounds':<28}{'kvtune':>10}{'vllm bench':>12}  ratio")
+    title = f"median of {len(ours)} rounds"
+    print(f"{title:<28}{'kvtune':>10}{'vllm bench':>12}{'ratio':>8}{'within rounds':>15}")
     for name in Result.__dataclass_fields__:
-        a, b = (median(getattr(item, name) for item in side) for side in (ours, theirs))
-        ratio = f"{a / b:>7.3f}" if b else ""
-        print(f"{name:<28}{a:>10.2f}{b:>12.2f} {ratio}")
+        pairs = [(getattr(a, name), getattr(b, name)) for a, b in zip(ours, theirs, strict=True)]
+        our_median, their_median = (median(side) for side in zip(*pairs, strict=True))
+        row = f"{name:<28}{our_median:>10.2f}{their_median:>12.2f}"
+        if all(b for _, b in pairs):
+            row += f"{our_median / their_median:>8.3f}{median(a / b for a, b in pairs):>15.3f}"
+        print(row)
 
 
 def main() -> None:
