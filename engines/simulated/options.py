@@ -213,6 +213,15 @@ def parse(words: Sequence[str]) -> tuple[Settings, tuple[str, ...]]:
     return Settings(**values), tuple(problems)
 
 
+def usage() -> str:
+    """All options with their defaults, one a line."""
+    lines = []
+    for option in fields(Settings):
+        about = option.metadata["about"]
+        lines.append(f"  {flag_of(option.name)} ({option.default}){about and ': ' + about}")
+    return "\n".join(lines)
+
+
 def _is_flag(option: Field[Any]) -> bool:
     return option.metadata["read"] is None
 

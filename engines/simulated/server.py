@@ -18,13 +18,16 @@ from kvtune.engines.simulated.costs import (
 )
 from kvtune.engines.simulated.http import Connection
 from kvtune.engines.simulated.loop import EngineLoop
-from kvtune.engines.simulated.options import Settings, parse
+from kvtune.engines.simulated.options import Settings, parse, usage
 
 _LISTEN_BACKLOG = 2048
 
 
 def main(words: list[str]) -> int:
-    """Serve until a signal ends it; return the exit code of a start that failed."""
+    """Serve until a signal ends it; return the exit code otherwise."""
+    if "--help" in words:
+        _say(usage())
+        return 0
     settings, problems = parse(words)
     if problems:
         return _fail(f"server.py: error: {problems[0]}", code=2)

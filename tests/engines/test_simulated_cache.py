@@ -224,6 +224,15 @@ def test_a_prefix_that_is_used_again_outlives_one_that_is_not() -> None:
     assert pool.find([2]) == []
 
 
+def test_blocks_that_nobody_could_find_are_reused_before_those_that_hold_a_prefix() -> None:
+    pool = BlockPool(4, caching=True)
+    known, unknown, _ = pool.take(3)
+    pool.remember(known, 1)
+    pool.release([known])
+    pool.release([unknown])
+    assert pool.take(1) == [unknown]
+
+
 def test_the_cache_is_not_reset_while_blocks_are_held() -> None:
     pool = BlockPool(4, caching=True)
     blocks = pool.take(1)
@@ -253,6 +262,28 @@ def test_running_out_of_blocks_preempts_the_latest_request_once() -> None:
     bench.run()
     assert bench.scheduler.preemptions == 1
     assert second.generated_tokens == 40
+
+
+def test_a_preempted_request_comes_back_before_those_that_wait() -> None:
+    bench = Bench(5, 16, Limits(token_budget=2048, max_active=2))
+    for seed in (1, 2, 3):
+        bench.add(tokens_of(seed, 16), 40)
+    while bench.scheduler.preemptions == 0:
+        bench.step()
+    assert [sequence.number for sequence in bench.scheduler.waiting][:2] == [2, 3]
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+    # Seven usable blocks are full when the second request's 81st token needs one more. What it
+    # gives back would be room for its first chunk, at once.
+    limits = Limits(token_budget=32, max_active=8, reserve_full_prompt=False, prefix_caching=False)
+    bench = Bench(8, 16, limits)
+    bench.add(tokens_of(1, 16), 32)
+    bench.add(tokens_of(2, 70), 40)
+    while bench.scheduler.preemptions == 0:
+        chunks = bench.step()
+    assert chunks == [(1, 1)]
+    assert bench.step() == [(1, 1), (2, 31)]
 
 
 def test_a_preempted_request_recomputes_what_it_had_said() -> None:

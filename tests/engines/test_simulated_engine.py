@@ -115,16 +115,15 @@ def test_a_servers_own_arguments_win_over_the_engines(tmp_path: Path) -> None:
         assert server.effective.max_model_len_tokens == 1024
 
 
-def test_time_goes_by_in_proportion_to_the_time_scale(tmp_path: Path) -> None:
-    durations_s = []
-    for scale in (0.02, 0.08):
-        spec = {"simulate_time_scale": scale, "max_num_seqs": 4}
-        with launch(SimulatedEngine(), tmp_path / "log", **spec) as server:
-            load(server, 4)
-            durations_s.append(load(server, 40).duration_s)
+@pytest.mark.parametrize("scale", [0.02, 0.08])
+def test_time_goes_by_in_proportion_to_the_time_scale(tmp_path: Path, scale: float) -> None:
+    spec = {"simulate_time_scale": scale, "max_num_seqs": 4}
+    with launch(SimulatedEngine(), tmp_path / "log", **spec) as server:
+        load(server, 4)
+        # A busy machine makes a run longer, never shorter.
+        quickest_s = min(load(server, 40).duration_s for _ in range(4))
     # Ten rounds of 20 steps, each 20 ms and about 4 ms for its tokens and their KV.
-    assert durations_s[0] == pytest.approx(200 * 0.024 * 0.02, rel=0.5)
-    assert durations_s[1] / durations_s[0] == pytest.approx(4, rel=0.4)
+    assert 0.9 < quickest_s / (200 * 0.024 * scale) < 2.0
 
 
 def test_it_answers_the_canary(engine: SimulatedEngine, tmp_path: Path) -> None:

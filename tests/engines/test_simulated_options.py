@@ -8,6 +8,7 @@ import pytest
 
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.engines.simulated.options import Settings, flag_of, parse
+from kvtune.engines.simulated.server import main
 from kvtune.policies.base import policies
 
 
@@ -68,6 +69,13 @@ def test_every_lever_is_an_option() -> None:
     levers = {f"--{name}" for policy in policies().values() for name in policy.arguments}
     assert levers
     assert levers <= known
+
+
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [flag_of(o.name) for o in fields(Settings)]
+    assert "  --simulate-error-rate (0.0): share of requests that get HTTP 500" in lines
 
 
 def test_the_defaults_depend_on_each_other_as_in_vllm() -> None:
