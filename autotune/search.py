@@ -7,7 +7,7 @@ keeps away from it without any made-up score (told as plain failures, Optuna's T
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,7 +20,7 @@ from kvtune.autotune.space import SearchSpace, SpaceKnob
 
 RUNS = "runs"
 STARTUP_TRIALS = 6
-UNSEEN_TRIES = 200
+NEW_TRIES = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +80,19 @@ class Search:
         self._open[trial.number] = trial
         return Proposal(trial.number, values)
 
-    def ask_unlike(self, space: SearchSpace, seen: Sequence[Mapping[str, JsonValue]]) -> Proposal:
-        """Propose a uniformly drawn point that is not among `seen`, or any if none is left."""
-        for _ in range(UNSEEN_TRIES):
+    def ask_new(
+        self, space: SearchSpace, is_new: Callable[[Mapping[str, JsonValue]], bool]
+    ) -> Proposal | None:
+        """Propose a uniformly drawn point that is new; None when none is found."""
+        for _ in range(NEW_TRIES):
             values: dict[str, JsonValue] = {}
             for knob in space.knobs:
                 if _active(knob, values):
                     values[knob.knob.name] = _draw(self._rng, knob)
-            if values not in seen:
-                break
-        self._study.enqueue_trial(_encoded(space, values))
-        return self.ask(space)
+            if is_new(values):
+                self._study.enqueue_trial(_encoded(space, values))
+                return self.ask(space)
+        return None
 
     def tell(self, proposal: Proposal, value: float, violations: Sequence[float]) -> None:
         """The proposal was measured; a violation above 0 means that a limit was missed by that."""

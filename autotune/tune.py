@@ -8,7 +8,7 @@ long-prompt canary answers as well as with stock settings.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -59,6 +59,9 @@ from kvtune.types import (
 LOSSLESS_SHARE = 0.6
 """Share of the budget after which a goal that lossless levers miss unlocks the next rung."""
 
+SAMPLER_TRIES = 10
+"""How often the sampler may propose what is known before a new point is drawn blindly."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -97,6 +100,7 @@ class Tuning:
     ledger: Ledger = field(init=False)
     tuning_set: RequestSet = field(init=False)
     heldout_set: RequestSet = field(init=False)
+    refused: set[str] = field(default_factory=set)
     interrupted: bool = False
 
     def __post_init__(self) -> None:
@@ -202,21 +206,29 @@ class Tuning:
         self, search: Search, space: SearchSpace, context: Context
     ) -> tuple[Proposal | None, PolicyStack]:
         """A point that was not measured yet; what cannot fit is told to the sampler unmeasured."""
-        seen: list[dict[str, JsonValue]] = []
-        for attempt in range(40):
-            proposal = search.ask(space) if attempt < 10 else search.ask_unlike(space, seen)
-            seen.append(proposal.values)
+        for _ in range(SAMPLER_TRIES):
+            proposal = search.ask(space)
             stack = stack_from(space, proposal.values, context)
-            known = self._known(stack)
-            if known is not None:
+            if (known := self._known(stack)) is not None:
                 self._tell(search, proposal, known)
-                continue
-            if reason := infeasible_reason(stack, context):
-                self.reporter.note(f"not launched: {reason}")
+            elif reason := infeasible_reason(stack, context):
+                self._refuse(stack, reason)
                 search.tell_failed(proposal)
-                continue
-            return proposal, stack
-        return None, PolicyStack()
+            else:
+                return proposal, stack
+
+        def is_new(values: Mapping[str, JsonValue]) -> bool:
+            stack = stack_from(space, values, context)
+            return self._known(stack) is None and infeasible_reason(stack, context) is None
+
+        drawn = search.ask_new(space, is_new)
+        return drawn, PolicyStack() if drawn is None else stack_from(space, drawn.values, context)
+
+    def _refuse(self, stack: PolicyStack, reason: str) -> None:
+        note = f"not launched, {describe(stack)}: {reason}"
+        if note not in self.refused:
+            self.refused.add(note)
+            self.reporter.note(note)
 
     def _try(self, search: Search, proposal: Proposal, stack: PolicyStack, canary: Canary) -> None:
         rung = RUNG_LOSSLESS if stack.harm is Harm.LOSSLESS else RUNG_NEAR_LOSSLESS

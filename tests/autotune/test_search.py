@@ -69,15 +69,16 @@ def test_a_proposal_that_a_dead_process_left_open_is_closed(space, url):
     search.tell(proposal, 1.0, [0.0])
 
 
-def test_a_drawn_point_is_unlike_those_seen(space, url):
+def test_a_drawn_point_is_new_until_there_is_none(space, url):
     small = SearchSpace(space.knobs[:2], {}, PolicyStack())
     search = Search("s", url, seed=1)
     seen = []
     for _ in range(8):
-        proposal = search.ask_unlike(small, seen)
+        proposal = search.ask_new(small, lambda values: values not in seen)
         search.tell(proposal, 0.0, [0.0])
         assert proposal.values not in seen
         seen.append(proposal.values)
+    assert search.ask_new(small, lambda values: values not in seen) is None
 
 
 def test_the_sampler_keeps_away_from_a_region_that_crashes(space, url):

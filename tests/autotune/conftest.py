@@ -1,0 +1,96 @@
+"""A search to run: on a landscape if the test asks for one, else on simulated servers."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from contracts.landscape import DEVICE, GOAL, Landscape, Recorder, workload
+
+from kvtune.autotune import ledger
+from kvtune.autotune.study import open_study
+from kvtune.autotune.trial import Bench
+from kvtune.autotune.tune import Budget, Rules, Tuning
+from kvtune.engines.simulated.engine import SimulatedEngine
+from kvtune.profilers.load.client import ClosedLoop
+from kvtune.profilers.measure import LoadPlan
+from kvtune.store.database import open_store
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(tmp_path / "kvtune.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def landscape(monkeypatch):
+    """The landscape that every ledger of the test measures on; change its fields."""
+    made = Landscape()
+    monkeypatch.setattr(ledger, "run_trial", made.run_trial)
+    return made
+
+
+@pytest.fixture
+def tuning_on(store, tmp_path, request):
+    """Makes a `Tuning`; on the landscape of the test if it has one, else on simulated servers."""
+
+    def make(
+        *,
+        name=None,
+        goal=GOAL,
+        model="org/model",
+        base=None,
+        engine=None,
+        plan=None,
+        reporter=None,
+        on=None,
+        seed=0,
+        budget=None,
+        **rules,
+    ):
+        engine = engine or SimulatedEngine()
+        plan = plan or LoadPlan(ClosedLoop(4), warmup_requests=0)
+        load = on or workload()
+        budget = budget or Budget(trials=6)
+        study = open_study(
+            store,
+            name=name,
+            model=model,
+            served_model_name=None,
+            engine=engine.describe(),
+            device=DEVICE,
+            workload=load,
+            plan=plan,
+            goal=goal,
+            base_arguments=base or {},
+            environment={},
+            repeats=budget.repeats,
+            seed=seed,
+        )
+        tuning = Tuning(
+            study=study,
+            store=store,
+            bench=Bench(
+                engine=engine,
+                model=model,
+                served_model_name=None,
+                environment={},
+                plan=plan,
+                goal=goal,
+                log_dir=tmp_path / "logs",
+                reporter=reporter or Recorder(),
+                start_timeout_s=20,
+            ),
+            workload=load,
+            device=DEVICE,
+            budget=budget,
+            rules=Rules(seed=seed, **rules),
+        )
+        if "landscape" in request.fixturenames:
+            tuning.clock = request.getfixturevalue("landscape").clock
+        return tuning
+
+    return make
