@@ -20,8 +20,12 @@ _PREFIX = re.compile(
     r"((?P<level>[A-Z]{4,8}) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?"
 )
 _QUIET_LEVELS = frozenset({"DEBUG", "INFO"})
-# Frames of a traceback, the code and carets below them, Python's warnings, usage, progress bars.
-_NOISE = re.compile(r"^\s*$|^ {4,}|^  (File |[a-z])|^Traceback |^usage: |Warning: |\d+% Completed")
+# Frames of a traceback with the code and carets below them, Python's warnings, usage texts,
+# progress bars, the HTTP server's own lines and dumps of the engine's state.
+_NOISE = re.compile(
+    r"^\s*$|^ {4,}|^  (File |[a-z])|^Traceback |^usage: |Warning: |\d+% Completed"
+    r"|^INFO: |^Dumping |^Triton is installed"
+)
 
 
 @dataclass(frozen=True, slots=True)

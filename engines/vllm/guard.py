@@ -108,7 +108,7 @@ class _Server:
             time.sleep(_POLL_S)
 
 
-def _run_child(body: Callable[[], Any], channel: socket.socket) -> None:
+def _run_child(body: Callable[[], Any], channel: socket.socket, guard_pid: int) -> None:
     """Be the server: leave the guard's group, forget its signals, and never return."""
     code = 127
     try:
@@ -119,6 +119,8 @@ def _run_child(body: Callable[[], Any], channel: socket.socket) -> None:
         channel.close()
         os.setpgid(0, 0)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != guard_pid:
+            return  # the guard was killed before it could be followed
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         code = body() or 0
     except OSError as error:
@@ -157,11 +159,12 @@ def supervise(body: Callable[[], Any], channel: socket.socket, grace_s: float) -
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: stops.append(number))
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    guard_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
         woken.close()
         waker.close()
-        _run_child(body, channel)
+        _run_child(body, channel, guard_pid)
     _close_all_but({channel.fileno(), woken.fileno(), waker.fileno()})
     server = _Server(pid, channel)
     _say(channel, {"pid": pid})

@@ -18,6 +18,8 @@ from kvtune.types import Failure, FailureClass
 
 _POLL_S = 0.05
 _SILENCE_S = 60.0
+# Short, because a process that holds the port and never answers is to be found out soon.
+_HEALTH_LIMIT_S = 2.0
 
 
 def http_get(host: str, port: int, path: str, timeout_s: float) -> tuple[int, str] | None:
@@ -93,7 +95,7 @@ def wait_until_ready(
         if returncode is not None:
             process.stop()  # what is left of it may still have something to log
             raise_failure(classify(read_log(), returncode=returncode, phase="start"))
-        answer = http_get(host, port, "/health", timeout_s=5.0)
+        answer = http_get(host, port, "/health", _HEALTH_LIMIT_S)
         if answer is not None and answer[0] == 200:
             return
         if time.monotonic() - start_s > timeout_s:

@@ -168,6 +168,8 @@ def _serve(entry: ModuleType, argv: list[str]) -> int:
         entry.main()
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if isinstance(leaving.code, str):
+            sys.stderr.write(f"{leaving.code}\n")
     except BaseException:
         traceback.print_exc()
         code = 1

@@ -1,0 +1,148 @@
+"""What vLLM 0.32.0 says of itself: trimmed answers and log lines of a real server."""
+
+import pytest
+
+from kvtune.engines.vllm.effective import differences, read_effective
+from kvtune.types import EffectiveConfig
+
+SERVER_INFO = {
+    "vllm_config": {
+        "model_config": {"dtype": "torch.bfloat16", "max_model_len": 2048, "enforce_eager": True},
+        "cache_config": {
+            "block_size": 128,
+            "cache_dtype": "auto",
+            "enable_prefix_caching": True,
+            "prefix_caching_hash_algo": "sha256",
+            "num_gpu_blocks": 91,
+            "kv_cache_size_tokens": 11648,
+            "kv_cache_max_concurrency": 5.6875,
+            "kv_cache_memory_bytes": 268435456,
+        },
+        "scheduler_config": {
+            "max_num_batched_tokens": 2048,
+            "max_num_seqs": 128,
+            "max_num_active_seqs": None,
+            "long_prefill_token_threshold": 0,
+            "scheduler_reserve_full_isl": True,
+            "watermark": 0.0,
+        },
+        "attention_config": {"backend": "FLASH_ATTN"},
+    }
+}
+METRICS = """\
+# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{_block_size_resolved="True",block_size="128",cache_dtype="auto",\
+enable_prefix_caching="True",engine="0",gpu_memory_utilization="0.92",hash_block_size="None",\
+kv_cache_max_concurrency="5.6875",kv_cache_memory_bytes="268435456",kv_cache_size_tokens="11648",\
+num_gpu_blocks="91",num_gpu_blocks_override="None",prefix_caching_hash_algo="sha256"} 1.0
+vllm:num_requests_running{engine="0",model_name="m"} 0.0
+"""
+LOG = """\
+(EngineCore pid=1) INFO 11-29 17:15:08 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with \
+config: model='/m', tokenizer='/m', dtype=torch.bfloat16, max_seq_len=2048, enforce_eager=True, \
+kv_cache_dtype=auto, device_config=cpu
+(EngineCore pid=1) INFO 11-29 17:15:09 [utils.py:347] Using LBHNC KV cache layout.
+(EngineCore pid=1) INFO 11-29 17:15:09 [kv_cache_utils.py:2327] CPU KV cache size: 11,648 tokens
+"""
+
+
+def read(server_info=None, metrics="", log="", version=None):
+    return read_effective(
+        server_info=server_info,
+        metrics_text=metrics,
+        log_text=log,
+        version=version,
+        start_kind="cold",
+    )
+
+
+def test_server_info_gives_the_whole_configuration():
+    assert read(SERVER_INFO, METRICS, LOG, "0.32.0") == EffectiveConfig(
+        kv_cache_size_tokens=11648,
+        num_gpu_blocks=91,
+        block_size_tokens=128,
+        kv_cache_max_concurrency=5.6875,
+        kv_cache_memory_bytes=268435456,
+        kv_cache_dtype="auto",
+        model_dtype="bfloat16",
+        enable_prefix_caching=True,
+        prefix_caching_hash_algo="sha256",
+        max_model_len_tokens=2048,
+        max_num_seqs=128,
+        max_num_active_seqs=None,
+        max_num_batched_tokens=2048,
+        long_prefill_token_threshold_tokens=0,
+        watermark_ratio=0.0,
+        scheduler_reserve_full_isl=True,
+        attention_backend=None,
+        enforce_eager=True,
+        engine_version="0.32.0",
+        start_kind="cold",
+        source=("server_info", "log"),
+    )
+
+
+def test_without_server_info_metrics_and_log_are_read():
+    effective = read(None, METRICS, LOG)
+    assert effective.source == ("metrics", "log")
+    assert effective.num_gpu_blocks == 91
+    assert effective.kv_cache_size_tokens == 11648
+    assert effective.enable_prefix_caching is True
+    assert effective.kv_cache_max_concurrency == 5.6875
+    assert (effective.model_dtype, effective.max_model_len_tokens) == ("bfloat16", 2048)
+    assert effective.engine_version == "0.32.0"
+    # Neither place says it, so it is unknown and not the default.
+    assert effective.max_num_seqs is None
+
+
+def test_a_server_that_says_nothing_is_unknown_and_not_assumed():
+    assert read() == EffectiveConfig(start_kind="cold", source=())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN'].",
+        "Using FLASH_ATTN backend.",
+    ],
+)
+def test_the_attention_backend_is_what_the_log_says_is_used(line):
+    log = f"(EngineCore pid=1) INFO 11-29 17:15:08 [cuda.py:507] {line}\n"
+    assert read(log=log).attention_backend == "FLASH_ATTN"
+    # The configuration repeats the flag, which the CPU platform ignores.
+    assert read(SERVER_INFO, log=LOG).attention_backend is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"kv-cache-memory-bytes": "256M", "max-model-len": "2048", "block-size": 128},
+        {"enable-prefix-caching": True, "enforce_eager": True, "watermark": 0},
+        {"max-model-len": "auto", "kv-cache-dtype": "auto", "max-num-active-seqs": None},
+        {"some-option-that-is-not-read-back": 3},
+    ],
+)
+def test_arguments_that_read_back_as_passed_raise_no_warning(arguments):
+    assert differences(arguments, read(SERVER_INFO, METRICS, LOG), LOG) == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"max-num-seqs": 64}, "--max-num-seqs was passed as 64, but the engine runs with 128"),
+        ({"kv-cache-memory-bytes": "256m"}, "'256m', but the engine runs with 268435456"),
+        ({"enable-prefix-caching": False}, "passed as False, but the engine runs with True"),
+        ({"kv-cache-dtype": "fp8"}, "passed as 'fp8', but the engine runs with 'auto'"),
+    ],
+)
+def test_an_argument_that_the_engine_did_not_take_raises_a_warning(arguments, said):
+    (warning,) = differences(arguments, read(SERVER_INFO, METRICS, LOG), LOG)
+    assert said in warning
+
+
+def test_an_attention_backend_that_is_ignored_on_cpu_raises_a_warning():
+    log = "INFO 11-29 [cpu.py:178] Cannot use AttentionBackendEnum.FLASH_ATTN backend on CPU."
+    effective = read(SERVER_INFO, log=log)
+    (warning,) = differences({"attention-backend": "FLASH_ATTN"}, effective, log)
+    assert "does not use the attention backend FLASH_ATTN" in warning
