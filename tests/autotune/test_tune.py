@@ -103,8 +103,8 @@ def test_a_space_without_knobs_measures_the_defaults_and_says_why(tuning_on, lan
 
 def test_the_sampler_learns_where_it_is_good(tuning_on, landscape):
     landscape.goodput = by_block_size
-    tuning_on(budget=Budget(trials=36, confirm_rounds=2), max_harm=Harm.LOSSLESS).run()
-    later = landscape.points[16:]
+    tuning_on(budget=Budget(trials=28, confirm_rounds=2), max_harm=Harm.LOSSLESS).run()
+    later = landscape.points[12:]
     small = sum(arguments.get("block-size") == 32 for arguments in later)
     assert small > len(later) / 2, "blind luck gives a quarter"
 
@@ -271,16 +271,16 @@ def test_lossless_settings_that_meet_the_goal_leave_fp8_alone(tuning_on, landsca
 
 def test_fp8_is_unlocked_when_lossless_settings_miss_the_goal(tuning_on, landscape, store):
     landscape.ttft_s = lambda arguments: 0.5 if "kv-cache-dtype" in arguments else 2.0
-    tuning = tuning_on(budget=Budget(trials=20, confirm_rounds=2))
+    tuning = tuning_on(budget=Budget(trials=12, confirm_rounds=2))
     decision = tuning.run()
     first = landscape.points.index(harmful(landscape)[0])
-    assert first >= 12, "lossless levers get their share first"
+    assert first >= 7, "lossless levers get their share first"
     assert store.trial(tuning.study, decision.recommended).trial.stack.harm is Harm.NEAR_LOSSLESS
 
 
 def test_fp8_is_unlocked_as_soon_as_there_is_nothing_lossless_left(tuning_on, landscape):
     landscape.ttft_s = lambda arguments: 0.5 if "kv-cache-dtype" in arguments else 2.0
-    tuning_on(base=ONLY_BLOCK_SIZE, budget=Budget(trials=20, confirm_rounds=2)).run()
+    tuning_on(base=ONLY_BLOCK_SIZE, budget=Budget(trials=9, confirm_rounds=2)).run()
     assert all("kv-cache-dtype" not in arguments for arguments in landscape.points[:4])
     assert harmful(landscape)
 
