@@ -177,12 +177,14 @@ def base_arguments(engine_args: str, kv_memory: str | None) -> dict[str, JsonVal
     """The engine arguments that every trial has.
 
     Raises:
-        BadInput: they cannot be read, or say the KV memory twice.
+        BadInput: they cannot be read, hold a secret, or say the KV memory twice.
     """
     from kvtune.engines.vllm.arguments import parse_engine_args
+    from kvtune.engines.vllm.secret_names import refuse_secret_arguments
     from kvtune.errors import BadInput
 
     arguments: dict[str, JsonValue] = dict(parse_engine_args(engine_args))
+    refuse_secret_arguments(arguments)
     if kv_memory is not None:
         if "kv-cache-memory-bytes" in arguments:
             raise BadInput(

@@ -4,38 +4,13 @@ from __future__ import annotations
 
 import re
 
-from pydantic import JsonValue
-
+from kvtune.engines.vllm.secret_names import is_secret, secret_variable
 from kvtune.errors import BadInput
 from kvtune.types import ServingConfig
 
-# "TOKENIZERS_PARALLELISM" and the like must stay plain: the word has to end.
-_SECRET_WORD = re.compile(
-    r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL)S?(?![A-Z])", re.IGNORECASE
-)
-_TOKEN_LIMIT = re.compile(r"TOKENS(_|$)|TOKEN_(THRESHOLD|LIMIT|BUDGET|COUNT)", re.IGNORECASE)
-_LIMIT = re.compile(r"\d{1,9}")
+__all__ = ["is_secret", "secret_variable", "split_environment"]
+
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-# Options that carry a secret, and the variable from which the engine takes the same.
-_SECRET_OPTIONS = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether an environment variable holds a secret, judged by its name.
-
-    A limit counted in tokens, such as `VLLM_MAX_BAD_WORDS_TOTAL_TOKENS=4096`, is none.
-    """
-    if _TOKEN_LIMIT.search(name) and _LIMIT.fullmatch(value):
-        return False
-    return _SECRET_WORD.search(name) is not None
-
-
-def secret_variable(option: str, value: JsonValue) -> str | None:
-    """The environment variable that replaces a secret engine option; `None` for all others."""
-    if isinstance(value, bool):
-        return None
-    return _SECRET_OPTIONS.get(option.replace("_", "-"))
 
 
 def split_environment(config: ServingConfig) -> tuple[dict[str, str], tuple[str, ...]]:
