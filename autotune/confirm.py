@@ -1,8 +1,8 @@
 """Measure the finalists and the baseline again: fresh servers, interleaved, on held-out requests.
 
 Every round measures each of them once and the order turns round by round, so that a machine that
-drifts favours nobody. Each measurement is stored by itself, so an interrupted confirmation goes on
-where it stopped.
+drifts favours nobody. A round that was complete before is taken as it is; of any other, all parts
+are measured anew, since what was measured last week is not interleaved with today.
 """
 
 from __future__ import annotations
@@ -34,25 +34,48 @@ def confirm(
     """
     parts: dict[int, list[Measurement]] = {trial.number: [] for trial in trials}
     for number in range(rounds):
+        round_seed = seed + 1 + number
         began_s = clock()
         if until_s is not None and began_s + round_s > until_s:
             reporter.note(f"the time budget is spent after {number} rounds of confirmation")
             break
+        known = all(
+            ledger.has(trial.stack, parent=trial.number, seed=round_seed) for trial in trials
+        )
         for trial in trials if number % 2 == 0 else trials[::-1]:
             reporter.phase(f"Confirming trial {trial.number}, round {number + 1} of {rounds}")
             entry = ledger.run(
                 trial.stack,
                 requests,
                 repeats=1,
-                seed=seed + 1 + number,
+                seed=round_seed,
                 rung=RUNG_CONFIRM,
                 canary=False,
                 parent=trial.number,
+                again=not known,
             )
             reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
             parts[trial.number].append(entry.measurement)
         round_s = clock() - began_s
     return {number: merged(measured) for number, measured in parts.items() if measured}
+
+
+def confirmed_before(ledger: Ledger) -> dict[int, Measurement]:
+    """What complete rounds of the study say already, for a confirmation that was interrupted.
+
+    Empty unless the baseline and another trial have at least two rounds in common.
+    """
+    rounds: dict[int, dict[int, Measurement]] = {}
+    for entry in ledger.entries:
+        if entry.trial.parent is not None:
+            rounds.setdefault(entry.trial.seed, {})[entry.trial.parent] = entry.measurement
+    common = [found for _, found in sorted(rounds.items()) if 0 in found and len(found) > 1]
+    if len(common) < 2:
+        return {}
+    numbers = set.intersection(*(set(found) for found in common))
+    if len(numbers) < 2:
+        return {}
+    return {number: merged([found[number] for found in common]) for number in sorted(numbers)}
 
 
 def merged(parts: Sequence[Measurement]) -> Measurement:

@@ -1,8 +1,9 @@
 """From confirmed measurements to a decision. Pure: values in, a value out.
 
-A finalist is better than the baseline only when their repeats, taken interleaved on held-out
-requests, are separated at 95% (Welch). Finalists that cannot be told from the best one tie with
-it, and the least harmful, then the simplest of them is recommended.
+A finalist is better than the baseline only when the interval of their ratio, from rounds that are
+measured interleaved on held-out requests, lies above 1 at 95%. Of those that are better, the ones
+that cannot be told from the best share the first place, and the least harmful, then the simplest
+of them is recommended.
 """
 
 from __future__ import annotations
@@ -13,12 +14,23 @@ from dataclasses import dataclass
 from kvtune.profilers.goal import goal_met, slo_key, slo_text
 from kvtune.profilers.metrics.base import metric_of
 from kvtune.profilers.statistics import mean_interval, paired_ratio_interval, separated
-from kvtune.types import Decision, Goal, Harm, Interval, Measurement, Outcome, PolicyStack, Status
+from kvtune.types import (
+    Decision,
+    FailureClass,
+    Goal,
+    Harm,
+    Interval,
+    Measurement,
+    Outcome,
+    PolicyStack,
+    Status,
+)
 
 OBJECTIVE_METRIC: Mapping[str, str] = {
     "goodput": "goodput_requests_per_s",
     "throughput": "output_tokens_per_s",
 }
+CANNOT_START = (FailureClass.DOES_NOT_FIT, FailureClass.BAD_ARGUMENT)
 REPORTED = (
     "goodput_requests_per_s",
     "output_tokens_per_s",
@@ -89,9 +101,13 @@ def decide(
     finalists: Sequence[Candidate],
     rejected: Mapping[int, str],
 ) -> Decision:
-    """Choose among confirmed finalists; `rejected` are the other trials with their reasons."""
-    measured = [c for c in finalists if objective_values(goal, c.measurement)]
-    everyone = [*measured, *([baseline] if baseline is not None else [])]
+    """Choose among finalists; `rejected` are the other trials with their reasons.
+
+    A value of one candidate and the value of another at the same place are a pair: they were
+    measured in the same round. With a single value each nothing can be proved, and the best so far
+    is named as no more than that.
+    """
+    everyone = [*finalists, *([baseline] if baseline is not None else [])]
     everyone = [c for c in everyone if objective_values(goal, c.measurement)]
     if not everyone:
         return Decision(
@@ -104,39 +120,61 @@ def decide(
     feasible = [c for c in everyone if meets_goal(goal, c.measurement)]
     if not feasible:
         return _infeasible(goal, baseline, everyone, rejected)
-    best = max(feasible, key=lambda c: _mean(objective_values(goal, c.measurement)))
-    ties = [c for c in feasible if c is best or not _differ(goal, c, best)]
+    outcome, ties, reason = _choose(goal, baseline, feasible)
     chosen = min(ties, key=_harm_and_size)
-    outcome, reason = _compare(goal, chosen, baseline, feasible)
-    return _decision(goal, outcome, chosen, baseline, ties, (reason, *_tie_reason(ties)), rejected)
+    reasons = (reason, *_tie_reason(ties))
+    return _decision(goal, outcome, chosen, baseline, ties, reasons, rejected)
 
 
-def _compare(
-    goal: Goal, chosen: Candidate, baseline: Candidate | None, feasible: Sequence[Candidate]
-) -> tuple[Outcome, str]:
+def _choose(
+    goal: Goal, baseline: Candidate | None, feasible: Sequence[Candidate]
+) -> tuple[Outcome, list[Candidate], str]:
+    """The outcome, the candidates that share the first place, and why."""
+    best = max(feasible, key=lambda c: _mean(objective_values(goal, c.measurement)))
+    if len(objective_values(goal, best.measurement)) < 2:
+        reason = "the best so far: measured once, so it cannot be told from chance"
+        return Outcome.NO_CLEAR_WINNER, [best], reason
     if baseline is None or not objective_values(goal, baseline.measurement):
-        return Outcome.WINNER, "meets every goal; the stock defaults could not be measured"
-    if chosen.number == baseline.number:
-        if len(feasible) == 1 or all(_differ(goal, c, chosen) for c in feasible if c is not chosen):
-            return Outcome.KEEP_BASELINE, "nothing that meets the goal beats the stock defaults"
-        return (
-            Outcome.NO_CLEAR_WINNER,
-            "the best settings cannot be told from the stock defaults at this noise",
+        return _without_baseline(goal, baseline, feasible, best)
+    better = [c for c in feasible if c is not baseline and _is_above(goal, c, baseline)]
+    if better:
+        best = max(better, key=lambda c: _mean(objective_values(goal, c.measurement)))
+        reason = f"{goal.objective} is above the stock defaults' beyond noise"
+        return Outcome.WINNER, _first_place(goal, best, better), reason
+    if baseline not in feasible:
+        reason = (
+            "meets the goals where the stock defaults do not, but its "
+            f"{goal.objective} is not above theirs beyond noise: measure more rounds"
         )
-    ours = objective_values(goal, chosen.measurement)
-    theirs = objective_values(goal, baseline.measurement)
-    if separated(ours, theirs) and _mean(ours) > _mean(theirs):
-        return Outcome.WINNER, f"{goal.objective} is above the stock defaults' beyond noise"
-    if not meets_goal(goal, baseline.measurement):
-        return (
-            Outcome.NO_CLEAR_WINNER,
-            f"meets the goals where the stock defaults do not, but {goal.objective} is not "
-            "separated from theirs: measure more repeats",
-        )
-    return (
-        Outcome.NO_CLEAR_WINNER,
-        f"{goal.objective} is not separated from the stock defaults': measure more repeats",
+        return Outcome.NO_CLEAR_WINNER, _first_place(goal, best, feasible), reason
+    others = [c for c in feasible if c is not baseline]
+    unclear = [c for c in others if not _is_above(goal, baseline, c)]
+    if unclear:
+        reason = "the best settings cannot be told from the stock defaults at this noise"
+        return Outcome.NO_CLEAR_WINNER, [baseline, *unclear], reason
+    reason = (
+        "nothing that meets the goal beats the stock defaults"
+        if others
+        else "the stock defaults meet the goal, and nothing else that does was confirmed"
     )
+    return Outcome.KEEP_BASELINE, [baseline], reason
+
+
+def _without_baseline(
+    goal: Goal, baseline: Candidate | None, feasible: Sequence[Candidate], best: Candidate
+) -> tuple[Outcome, list[Candidate], str]:
+    failure = None if baseline is None else baseline.measurement.failure
+    ties = _first_place(goal, best, feasible)
+    if failure is not None and failure.failure in CANNOT_START:
+        reason = f"meets every goal, and the stock defaults cannot start: {failure.message}"
+        return Outcome.WINNER, ties, reason
+    why = "were not measured" if failure is None else f"failed ({failure.failure})"
+    reason = f"meets every goal, but the stock defaults {why}: there is nothing to compare with"
+    return Outcome.NO_CLEAR_WINNER, ties, reason
+
+
+def _first_place(goal: Goal, best: Candidate, among: Sequence[Candidate]) -> list[Candidate]:
+    return [c for c in among if c is best or not _is_above(goal, best, c)]
 
 
 def _infeasible(
@@ -173,23 +211,7 @@ def _decision(
 ) -> Decision:
     gain = None
     if baseline is not None and chosen.number != baseline.number:
-        pairs = list(
-            zip(
-                objective_values(goal, chosen.measurement),
-                objective_values(goal, baseline.measurement),
-                strict=False,
-            )
-        )
-        ratio = paired_ratio_interval(pairs)
-        if ratio is not None:
-            gain = Interval(
-                estimate=ratio.estimate,
-                low=ratio.low,
-                high=ratio.high,
-                unit="ratio",
-                repeats=len(pairs),
-                method="geometric mean of interleaved pairs, t interval on logarithms",
-            )
+        gain = _gain(goal, chosen, baseline)
     return Decision(
         outcome=outcome,
         recommended=chosen.number,
@@ -212,9 +234,41 @@ def _tie_reason(ties: Sequence[Candidate]) -> tuple[str, ...]:
     )
 
 
-def _differ(goal: Goal, first: Candidate, second: Candidate) -> bool:
-    return separated(
-        objective_values(goal, first.measurement), objective_values(goal, second.measurement)
+def _gain(goal: Goal, chosen: Candidate, baseline: Candidate) -> Interval | None:
+    pairs = _pairs(goal, chosen, baseline)
+    ratio = paired_ratio_interval(pairs)
+    if ratio is None:
+        return None
+    return Interval(
+        estimate=ratio.estimate,
+        low=ratio.low,
+        high=ratio.high,
+        unit="ratio",
+        repeats=len(pairs),
+        method="geometric mean of the ratios of each round, t interval on logarithms",
+    )
+
+
+def _is_above(goal: Goal, first: Candidate, second: Candidate) -> bool:
+    """Whether the first one's objective is higher beyond noise, by the interval that is shown.
+
+    Where a ratio does not exist (a goodput of 0), Welch's interval of the difference decides.
+    """
+    pairs = _pairs(goal, first, second)
+    ratio = paired_ratio_interval(pairs)
+    if ratio is not None:
+        return ratio.low is not None and ratio.low > 1
+    ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
+    return separated(ours, theirs) and _mean(ours) > _mean(theirs)
+
+
+def _pairs(goal: Goal, first: Candidate, second: Candidate) -> list[tuple[float, float]]:
+    return list(
+        zip(
+            objective_values(goal, first.measurement),
+            objective_values(goal, second.measurement),
+            strict=False,
+        )
     )
 
 

@@ -12,7 +12,7 @@ from kvtune.autotune.decide import figures_of
 from kvtune.errors import NotFound
 from kvtune.store.database import Store
 from kvtune.store.rows import StudyRow, TrialRow
-from kvtune.types import Decision, Harm, Outcome, ServingConfig, Setting
+from kvtune.types import Decision, Harm, Interval, Outcome, ServingConfig, Setting
 
 
 def serving_config(store: Store, study: StudyRow, number: int | None = None) -> ServingConfig:
@@ -31,16 +31,16 @@ def serving_config(store: Store, study: StudyRow, number: int | None = None) -> 
         number = decision.recommended
     trial = store.trial(study, number)
     chosen = decision is not None and decision.recommended == number
-    measured = trial.measurement
-    figures = {} if measured is None else figures_of(study.goal, measured)
     if decision is not None and chosen:
-        figures = dict(decision.figures)
+        figures, stock = dict(decision.figures), dict(decision.baseline_figures)
+    else:
+        figures, stock = _searched(study, trial), _searched(study, store.trial(study, 0))
     served = study.settings.get("served_model_name")
     environment = study.settings.get("environment")
     return ServingConfig(
         study=study.name,
         trial=number,
-        outcome=decision.outcome if decision is not None and chosen else Outcome.NO_CLEAR_WINNER,
+        outcome=decision.outcome if decision is not None and chosen else None,
         model=study.model,
         served_model_name=served if isinstance(served, str) else None,
         engine=study.engine,
@@ -51,8 +51,8 @@ def serving_config(store: Store, study: StudyRow, number: int | None = None) -> 
         else {},
         goal=study.goal,
         figures=figures,
-        baseline_figures={} if decision is None else decision.baseline_figures,
-        warnings=_warnings(trial, decision, chosen=chosen),
+        baseline_figures=stock,
+        warnings=_warnings(store, trial, decision, chosen=chosen),
         revert_arguments=dict(study.base_arguments),
         kvtune_version=kvtune.__version__,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -76,8 +76,16 @@ def _settings(study: StudyRow, trial: TrialRow) -> list[Setting]:
     return settings
 
 
-def _warnings(trial: TrialRow, decision: Decision | None, *, chosen: bool) -> tuple[str, ...]:
-    warnings = list(trial.measurement.warnings if trial.measurement is not None else ())
+def _searched(study: StudyRow, trial: TrialRow) -> dict[str, Interval]:
+    return {} if trial.measurement is None else figures_of(study.goal, trial.measurement)
+
+
+def _warnings(
+    store: Store, trial: TrialRow, decision: Decision | None, *, chosen: bool
+) -> tuple[str, ...]:
+    rounds = [row for row in store.trials(trial.study) if row.trial.parent == trial.number]
+    measurements = [row.measurement for row in (trial, *rounds) if row.measurement is not None]
+    warnings = [warning for measurement in measurements for warning in measurement.warnings]
     if not chosen:
         warnings.append("this trial is not the one that the study recommends")
     if trial.measurement is None or trial.measurement.failure is not None:

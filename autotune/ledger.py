@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import JsonValue
 
+from kvtune.autotune.decide import CANNOT_START
 from kvtune.autotune.trial import Bench, run_trial, versions_of
 from kvtune.store.database import Store
 from kvtune.store.key import point_key
@@ -50,6 +52,14 @@ class Ledger:
             for row in rows
             if row.measured and row.measurement and not (remeasure and row.measurement.failure)
         }
+        # Everything is compared with the baseline: a crash of it that need not come again (unlike a
+        # bad argument) must not spoil the study for good.
+        self._transient = {
+            number
+            for number, measurement in self._measured.items()
+            if number == 0 or self._planned[number].parent is not None
+            if measurement.failure is not None and measurement.failure.failure not in CANNOT_START
+        }
 
     @property
     def entries(self) -> list[Entry]:
@@ -58,6 +68,17 @@ class Ledger:
             Entry(self._planned[number], measurement, reused=True)
             for number, measurement in sorted(self._measured.items())
         ]
+
+    def has(self, stack: PolicyStack, *, parent: int, seed: int) -> bool:
+        """Whether this round of a confirmation has an outcome that counts."""
+        return any(
+            trial.parent == parent
+            and trial.seed == seed
+            and trial.stack.arguments == stack.arguments
+            and number in self._measured
+            and number not in self._transient
+            for number, trial in self._planned.items()
+        )
 
     def runs(self, trial: Trial, requests: RequestSet, *, canary: bool) -> list[LoadRun]:
         """The raw runs behind a trial's measurement."""
@@ -74,18 +95,20 @@ class Ledger:
         canary: bool,
         parent: int | None = None,
         optuna_number: int | None = None,
+        again: bool = False,
     ) -> Entry:
-        """Measure a point, or find it.
+        """Measure a point, or find it; `again` measures it although it is known.
 
         Whatever ends it before there is an outcome passes through, an interrupt too; the attempt
         is then stored as stopped.
         """
         trial = self._trial(stack, repeats=repeats, seed=seed, parent=parent)
-        if trial.number in self._measured:
+        again = again or trial.number in self._transient
+        if trial.number in self._measured and not again:
             return Entry(trial, self._measured[trial.number], reused=True)
         key = self._key(trial, requests, canary=canary)
         planning = {"optuna_number": optuna_number, "rung": rung}
-        if not self._remeasure:
+        if not self._remeasure and not again:
             known = self._store.reuse(self._study, trial, key, **planning)
             if known is not None:
                 return self._keep(trial, known, reused=True)
@@ -105,6 +128,7 @@ class Ledger:
     def _keep(self, trial: Trial, measurement: Measurement, *, reused: bool) -> Entry:
         self._planned[trial.number] = trial
         self._measured[trial.number] = measurement
+        self._transient.discard(trial.number)
         return Entry(trial, measurement, reused)
 
     def _trial(self, stack: PolicyStack, *, repeats: int, seed: int, parent: int | None) -> Trial:
@@ -131,6 +155,8 @@ class Ledger:
             "repeats": trial.repeats,
             "seed": trial.seed,
             "goal": self._study.goal.model_dump(mode="json"),
+            "server": self._study.settings.get("server"),
+            "checkpoint": checkpoint_signature(self._study.model),
         }
         return point_key(
             model=self._study.model,
@@ -140,3 +166,15 @@ class Ledger:
             arguments=trial.arguments,
             settings=settings,
         )
+
+
+def checkpoint_signature(model: str) -> list[list[str | int]]:
+    """What tells a checkpoint from another one that was written to the same place.
+
+    Name, size and time of change of its files; empty for a hub id.
+    """
+    directory = Path(model)
+    if not directory.is_dir():
+        return []
+    files = sorted(file for file in directory.iterdir() if file.is_file())
+    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]

@@ -15,7 +15,7 @@ from statistics import median
 from pydantic import JsonValue
 
 from kvtune.autotune.canary_gate import Canary
-from kvtune.autotune.confirm import confirm
+from kvtune.autotune.confirm import confirm, confirmed_before
 from kvtune.autotune.decide import (
     Candidate,
     decide,
@@ -32,6 +32,7 @@ from kvtune.autotune.ledger import (
     Ledger,
     RequestSet,
 )
+from kvtune.autotune.limits import Budget, Rules
 from kvtune.autotune.profiling import Subject, model_shape, observed_concurrency, profile_of
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.search import Proposal, Search
@@ -48,6 +49,7 @@ from kvtune.types import (
     Decision,
     Device,
     EffectiveConfig,
+    FailureClass,
     Harm,
     Measurement,
     PolicyStack,
@@ -56,33 +58,17 @@ from kvtune.types import (
     Workload,
 )
 
+HOPELESS = (
+    FailureClass.WRONG_MODEL,
+    FailureClass.ENGINE_MISSING,
+    FailureClass.BAD_ARGUMENT,
+    FailureClass.PORT_TAKEN,
+)
 LOSSLESS_SHARE = 0.6
 """Share of the budget after which a goal that lossless levers miss unlocks the next rung."""
 
 SAMPLER_TRIES = 10
 """How often the sampler may propose what is known before a new point is drawn blindly."""
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How much may be spent. `trials` counts the baseline and not the confirmation."""
-
-    trials: int
-    time_s: float | None = None
-    finalists: int = 2
-    confirm_rounds: int = 3
-    repeats: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What may be tried: the worst harm, and whether harm waits until it is needed."""
-
-    max_harm: Harm = Harm.NEAR_LOSSLESS
-    explore_lossy: bool = False
-    seed: int = 0
-    remeasure: bool = False
-    kv_memory_limit_bytes: int | None = None
 
 
 @dataclass(slots=True)
@@ -117,12 +103,14 @@ class Tuning:
             self.reporter.phase(f"Measuring 1 of {self.budget.trials}: stock defaults")
             baseline = self._measure(PolicyStack(), RUNG_BASELINE)
             context, verdict = self._context(baseline)
-            self._search(context, verdict, baseline, began_s)
-            confirmed = self._confirmed(baseline, began_s)
+            confirmed = {}
+            if not self._is_hopeless(baseline.measurement):
+                self._search(context, verdict, baseline, began_s)
+                confirmed = self._confirmed(baseline, began_s)
         except KeyboardInterrupt:
             self.interrupted = True
             self.reporter.phase("Interrupted: deciding with what was measured")
-            confirmed = {}
+            confirmed = confirmed_before(self.ledger)
         decision = self._decide(confirmed)
         self.store.save_decision(self.study, decision)
         return decision
@@ -193,7 +181,7 @@ class Tuning:
             if not space.knobs:
                 self.reporter.note("nothing can be searched here: " + _refusals(space))
                 return
-            proposal, stack = self._propose(search, space, context)
+            proposal, stack = self._propose(search, space, context, canary)
             if proposal is not None:
                 self._try(search, proposal, stack, canary)
             elif unlocked or not self._unlocked(lossless, widest, exhausted=True):
@@ -203,14 +191,14 @@ class Tuning:
                 exhausted = True
 
     def _propose(
-        self, search: Search, space: SearchSpace, context: Context
+        self, search: Search, space: SearchSpace, context: Context, canary: Canary
     ) -> tuple[Proposal | None, PolicyStack]:
         """A point that was not measured yet; what cannot fit is told to the sampler unmeasured."""
         for _ in range(SAMPLER_TRIES):
             proposal = search.ask(space)
             stack = stack_from(space, proposal.values, context)
             if (known := self._known(stack)) is not None:
-                self._tell(search, proposal, known)
+                self._tell(search, proposal, known, canary)
             elif reason := infeasible_reason(stack, context):
                 self._refuse(stack, reason)
                 search.tell_failed(proposal)
@@ -241,9 +229,7 @@ class Tuning:
             raise
         if reason := canary.objection(entry.trial.stack, entry.measurement):
             self.reporter.note(f"trial {entry.trial.number} is out: {reason}")
-            search.tell_failed(proposal)
-            return
-        self._tell(search, proposal, entry.measurement)
+        self._tell(search, proposal, entry, canary)
 
     def _confirmed(self, baseline: Entry, began_s: float) -> dict[int, Measurement]:
         trials = [entry.trial for entry in self._ranked()[: self.budget.finalists]]
@@ -272,12 +258,32 @@ class Tuning:
         ]
         stock = final.pop(0) if final and final[0].number == 0 else None
         decision = decide(self.study.goal, stock, final, rejected)
+        doubts = self._doubts(confirmed)
+        return decision.model_copy(update={"reasons": (*decision.reasons, *doubts)})
+
+    def _doubts(self, confirmed: dict[int, Measurement]) -> list[str]:
+        """What a reader of the decision should know about the requests behind it."""
         if not confirmed:
-            reasons = ("nothing was confirmed on held-out requests", *decision.reasons)
-            decision = decision.model_copy(update={"reasons": reasons})
-        return decision
+            return ["nothing was confirmed: each configuration was measured on its own"]
+        if not self.workload.heldout:
+            return ["confirmed on the requests of the search: none were held out"]
+        flight = self.bench.plan.concurrency
+        if flight is not None and len(self.workload.heldout) < 2 * flight:
+            return [
+                f"confirmed on {len(self.workload.heldout)} held-out requests, fewer than two for "
+                f"each of the {flight} in flight: a lighter load than the search's"
+            ]
+        return []
 
     # --- small questions ---
+
+    def _is_hopeless(self, baseline: Measurement) -> bool:
+        """Whether the baseline failed in a way that no setting of ours can mend."""
+        failure = baseline.failure
+        if failure is None or failure.failure not in HOPELESS:
+            return False
+        self.reporter.note("nothing else is tried: no setting mends this")
+        return True
 
     def _measure(self, stack: PolicyStack, rung: int, optuna_number: int | None = None) -> Entry:
         entry = self.ledger.run(
@@ -296,18 +302,18 @@ class Tuning:
         """The measured trials without the confirmations."""
         return [entry for entry in self.ledger.entries if entry.trial.parent is None]
 
-    def _known(self, stack: PolicyStack) -> Measurement | None:
+    def _known(self, stack: PolicyStack) -> Entry | None:
         for entry in self._points():
             if entry.trial.stack.arguments == stack.arguments:
-                return entry.measurement
+                return entry
         return None
 
-    def _tell(self, search: Search, proposal: Proposal, measurement: Measurement) -> None:
-        values = objective_values(self.study.goal, measurement)
-        if not values:
+    def _tell(self, search: Search, proposal: Proposal, entry: Entry, canary: Canary) -> None:
+        values = objective_values(self.study.goal, entry.measurement)
+        if not values or canary.objection(entry.trial.stack, entry.measurement):
             search.tell_failed(proposal)
             return
-        violations = goal_violations(self.study.goal, mean_metrics(measurement)).values()
+        violations = goal_violations(self.study.goal, mean_metrics(entry.measurement)).values()
         search.tell(
             proposal,
             sum(values) / len(values),

@@ -454,11 +454,14 @@ class Setting(Stored):
 
 
 class ServingConfig(Stored):
-    """What a person deploys: engine arguments with provenance and the measured evidence."""
+    """What a person deploys: engine arguments with provenance and the measured evidence.
+
+    `outcome` is None for a trial that a person picked and the study does not recommend.
+    """
 
     study: str
     trial: int
-    outcome: Outcome
+    outcome: Outcome | None
     model: str
     served_model_name: str | None = None
     engine: EngineInfo

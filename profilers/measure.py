@@ -31,6 +31,11 @@ class LoadPlan:
     vocab_size: int = 30_000
     request_timeout_s: float = 300.0
 
+    @property
+    def concurrency(self) -> int | None:
+        """How many requests are in flight all the time; None where arrivals decide it."""
+        return self.arrivals.concurrency if isinstance(self.arrivals, ClosedLoop) else None
+
     def key(self) -> dict[str, str | int | float | bool]:
         """What of the plan a stored measurement depends on."""
         return {

@@ -37,7 +37,7 @@ def search(
     limit: options.Limit = None,
     heldout_share: Annotated[
         float, typer.Option("--heldout-share", help="Share of requests kept for confirmation.")
-    ] = 0.25,
+    ] = 0.5,
     concurrency: options.Concurrency = None,
     time_scale: options.TimeScale = 1.0,
     natural_stop: options.NaturalStop = False,
@@ -87,9 +87,10 @@ def search(
     ends with the best so far; the same command goes on where it stopped.
     """
     from kvtune.autotune.cli.console import TerminalReporter, print_json
+    from kvtune.autotune.limits import Budget, Rules
     from kvtune.autotune.study import open_study
     from kvtune.autotune.trial import Bench, check_model
-    from kvtune.autotune.tune import Budget, Rules, Tuning
+    from kvtune.autotune.tune import Tuning
     from kvtune.errors import BadInput
     from kvtune.kernels.device import detect_device
     from kvtune.profilers.goal import parse_goal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from math import prod
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -104,7 +105,7 @@ def provenance_annotations(config: ServingConfig) -> dict[str, str]:
         "kvtune/study": config.study,
         "kvtune/trial": str(config.trial),
         "kvtune/fingerprint": config_fingerprint(config),
-        "kvtune/outcome": config.outcome.value,
+        "kvtune/outcome": "picked-by-hand" if config.outcome is None else config.outcome.value,
         "kvtune/version": config.kvtune_version,
     }
     return {key: one_line(value)[:200] for key, value in values.items()}
@@ -156,8 +157,15 @@ def kubernetes_volumes(config: ServingConfig) -> tuple[list[Noted], list[dict[st
 
 
 def gpu_count(config: ServingConfig) -> int:
-    """How many GPUs the server needs."""
-    return config.device.count if config.device.kind == "cuda" else 0
+    """How many GPUs the server needs: the product of its parallel sizes."""
+    if config.device.kind != "cuda":
+        return 0
+    values = {setting.name: setting.value for setting in config.settings}
+    return prod(
+        size
+        for name in ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+        if isinstance(size := values.get(name, 1), int)
+    )
 
 
 def memory_request(config: ServingConfig) -> str:

@@ -36,6 +36,11 @@ _OUTCOMES: Mapping[Outcome, str] = {
     ),
 }
 
+_PICKED_BY_HAND = (
+    "PICKED BY HAND: the study does not recommend this trial. The figures are from the search, "
+    "where each configuration was measured once, one after another."
+)
+
 
 def one_line(text: str) -> str:
     """`text` on one line: line breaks, control and invisible characters become escapes."""
@@ -105,8 +110,8 @@ def _commands(title: str, commands: Sequence[str]) -> list[str]:
     return lines
 
 
-def _outcome(outcome: Outcome) -> list[str]:
-    lines = comment(_OUTCOMES[outcome])
+def _outcome(outcome: Outcome | None) -> list[str]:
+    lines = comment(_PICKED_BY_HAND if outcome is None else _OUTCOMES[outcome])
     if outcome is Outcome.WINNER:
         return lines
     bar = "# " + "!" * 72
@@ -168,6 +173,8 @@ def _figures(config: ServingConfig) -> list[str]:
 def _cell(figure: Interval | None) -> str:
     if figure is None:
         return "not measured"
+    if figure.low is None or figure.high is None:
+        return f"{figure.estimate:.4g}, x{figure.repeats} (no interval)"
     return (
         f"{figure.estimate:.4g} [{figure.low:.4g}, {figure.high:.4g}], "
         f"{figure.confidence:.4g}, x{figure.repeats}"

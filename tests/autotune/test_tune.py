@@ -76,7 +76,7 @@ def test_without_time_to_confirm_the_decision_says_that_nothing_was(tuning_on, l
     landscape.trial_s = 400
     decision = tuning_on(budget=Budget(trials=5, time_s=300.0)).run()
     assert landscape.confirmed == []
-    assert decision.reasons[0] == "nothing was confirmed on held-out requests"
+    assert any("nothing was confirmed" in reason for reason in decision.reasons)
 
 
 def test_no_point_is_measured_twice_and_a_space_that_is_used_up_ends_the_search(
@@ -157,7 +157,7 @@ def test_when_the_defaults_fail_others_can_still_win_and_they_are_not_tried_agai
     decision = tuning.run()
     assert decision.outcome is Outcome.WINNER
     assert decision.baseline_figures == {}
-    assert "the stock defaults could not be measured" in decision.reasons[0]
+    assert "the stock defaults cannot start" in decision.reasons[0]
     assert decision.rejected[0] == "does-not-fit: too small"
     assert 0 not in landscape.confirmed
     assert store.trial(tuning.study, 0).measurement.failure.message == "too small"

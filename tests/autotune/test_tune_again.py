@@ -5,7 +5,7 @@ from contracts.landscape import failed, run_of
 
 from kvtune.autotune.tune import Budget
 from kvtune.errors import BadInput
-from kvtune.types import Harm, Outcome, Status
+from kvtune.types import FailureClass, Harm, Outcome, Status
 
 BUDGET = Budget(trials=4, finalists=1, confirm_rounds=2)
 """Four trials and 2 x 2 confirmations: eight measurements."""
@@ -45,7 +45,11 @@ def test_a_larger_budget_goes_on_in_the_same_study(search, landscape, store):
     new = landscape.asked[FULL:]
     assert len([one for one in new if one.trial.parent is None]) == 2
     assert all(one.arguments not in known for one in new if one.trial.parent is None)
-    assert 0 not in [one.trial.parent for one in new], "the defaults are confirmed already"
+    confirmed = [one.trial.parent for one in new if one.trial.parent is not None]
+    if set(confirmed) - {0}:
+        assert confirmed.count(0) == 2, "a new finalist is interleaved with the defaults of today"
+    else:
+        assert confirmed == [], "complete rounds are taken as they are"
 
 
 def test_more_rounds_of_confirmation_add_to_those_that_are_there(search, landscape):
@@ -65,7 +69,7 @@ def test_an_interrupt_at_any_point_keeps_what_was_measured_and_can_go_on(
     assert stopped.interrupted
     assert store.decision(stopped.study) == decision
     assert (decision.outcome is Outcome.NOTHING_MEASURED) is (at == 0)
-    assert decision.reasons[0] == "nothing was confirmed on held-out requests"
+    assert any("nothing was confirmed" in reason for reason in decision.reasons)
     rows = store.trials(stopped.study)
     assert [row.measured for row in rows] == [True] * at + [False]
     (attempt,) = rows[-1].attempts
@@ -76,11 +80,13 @@ def test_an_interrupt_at_any_point_keeps_what_was_measured_and_can_go_on(
     onward = search()
     whole = onward.run()
     assert not onward.interrupted
-    assert len(landscape.asked) == FULL, "nothing twice, and nothing left out"
-    assert landscape.asked[at].arguments == rows[-1].trial.arguments, "it begins where it stopped"
+    half_a_round = at in (5, 7)
+    assert len(landscape.asked) == FULL + half_a_round, "only half a round is measured twice"
+    again = landscape.asked[at - half_a_round].arguments
+    assert again == rows[-1 - half_a_round].trial.arguments, "it begins where it stopped"
     assert len(store.trials(onward.study)) == FULL
     assert whole.outcome is Outcome.WINNER
-    assert [len(row.attempts) for row in store.trials(onward.study)].count(2) == 1
+    assert [len(row.attempts) for row in store.trials(onward.study)].count(2) == 1 + half_a_round
 
 
 def test_a_trial_is_planned_under_the_same_number_after_an_interrupt(search, landscape, store):
@@ -155,7 +161,7 @@ def test_the_defaults_of_a_study_are_asked_the_canary_although_another_knows_the
 
 
 def test_a_failure_is_not_tried_again_unless_asked_for(search, landscape):
-    landscape.goodput = lambda arguments: failed()
+    landscape.goodput = lambda arguments: failed(FailureClass.DOES_NOT_FIT)
     search(budget=Budget(trials=1)).run()
     search(budget=Budget(trials=1)).run()
     assert len(landscape.asked) == 1
@@ -163,6 +169,13 @@ def test_a_failure_is_not_tried_again_unless_asked_for(search, landscape):
     decision = search(budget=Budget(trials=1), remeasure=True).run()
     assert decision.outcome is Outcome.KEEP_BASELINE
     assert len(landscape.asked) == 1 + 1 + 3
+
+
+def test_a_crash_of_the_defaults_is_tried_again_by_the_next_command(search, landscape):
+    landscape.goodput = lambda arguments: failed(FailureClass.CRASH_UNDER_LOAD)
+    search(budget=Budget(trials=1)).run()
+    landscape.goodput = settings_help
+    assert search(budget=Budget(trials=1)).run().outcome is Outcome.KEEP_BASELINE
 
 
 def test_the_raw_runs_of_every_repeat_are_kept(search, landscape, store):

@@ -1,0 +1,29 @@
+"""What a search may spend, and what it may try."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtune.types import Harm
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much may be spent. `trials` counts the baseline and not the confirmation."""
+
+    trials: int
+    time_s: float | None = None
+    finalists: int = 2
+    confirm_rounds: int = 3
+    repeats: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What may be tried: the worst harm, and whether harm waits until it is needed."""
+
+    max_harm: Harm = Harm.NEAR_LOSSLESS
+    explore_lossy: bool = False
+    seed: int = 0
+    remeasure: bool = False
+    kv_memory_limit_bytes: int | None = None
