@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
 import urllib.error
 import urllib.request
 from typing import Any
 
 from kvtune.engines.vllm.effective import read_effective
+from kvtune.engines.vllm.secret_names import API_KEY_VARIABLE, KEY_FIX, REFUSED, key_problem
 from kvtune.errors import BadInput, EngineError
 from kvtune.types import EffectiveConfig, Endpoint, FailureClass
 
 TIMEOUT_S = 10.0
+_UNREADABLE = (OSError, ValueError, http.client.HTTPException)
 
 
 def attach(url: str) -> tuple[Endpoint, EffectiveConfig | None]:
     """Find out what serves at `url`. The configuration is None when it is no vLLM server.
+
+    A key in the environment variable `KVTUNE_API_KEY` is sent as a bearer token.
 
     Raises:
         BadInput: `url` is no http address.
@@ -51,22 +57,39 @@ def attach(url: str) -> tuple[Endpoint, EffectiveConfig | None]:
     return endpoint, effective
 
 
+def _read(url: str) -> bytes:
+    request = urllib.request.Request(url)
+    if key := os.environ.get(API_KEY_VARIABLE):
+        # Not redirected: the key is for this server, and not for where it may point to.
+        request.add_unredirected_header("Authorization", f"Bearer {key}")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            content: bytes = answer.read()
+            return content
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise
+
+
 def _json(url: str) -> Any:
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
-            return json.load(answer)
+        return json.loads(_read(url))
     except urllib.error.HTTPError as error:
-        hint = " (it asks for an API key)" if error.code in (401, 403) else ""
+        if error.code in REFUSED:
+            raise EngineError(
+                FailureClass.REQUEST_ERRORS,
+                f"{url} answers with HTTP {error.code}: {key_problem()}",
+                fix=KEY_FIX,
+            ) from error
         raise EngineError(
             FailureClass.REQUEST_ERRORS,
-            f"{url} answers with HTTP {error.code}{hint}",
+            f"{url} answers with HTTP {error.code}",
             fix="give the address of the server's API, without /v1",
         ) from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+    except _UNREADABLE as error:
         raise EngineError(
             FailureClass.REQUEST_ERRORS,
-            f"{url} cannot be read: {reason}",
+            f"{url} cannot be read: {getattr(error, 'reason', error)}",
             fix="check the address, and that the server is up",
         ) from error
 
@@ -81,7 +104,6 @@ def _optional_json(url: str) -> dict[str, Any]:
 
 def _optional_text(url: str) -> str:
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
-            return str(answer.read().decode("utf-8", "replace"))
-    except OSError:
+        return _read(url).decode("utf-8", "replace")
+    except _UNREADABLE:
         return ""

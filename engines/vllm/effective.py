@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from kvtune.engines.vllm.arguments import normal_name
 from kvtune.engines.vllm.log import plain
@@ -80,7 +81,7 @@ def read_effective(
     """Put together what the server says in three places; where two say it, the first counts.
 
     `source` names, in that order, the places that gave at least one value: "server_info",
-    "metrics" (the labels of `vllm:cache_config_info`) and "log".
+    "metrics" (the labels of `vllm:cache_config_info`) and "log". What cannot be read is `None`.
     """
     found: dict[str, Any] = {}
     sources = []
@@ -89,12 +90,21 @@ def read_effective(
         ("metrics", _from_metrics(metrics_text)),
         ("log", _from_log(log_text)),
     ):
-        new = {name: value for name, value in values.items() if found.get(name) is None}
-        if any(value is not None for value in new.values()):
+        new = {name: value for name, value in _readable(values).items() if name not in found}
+        if new:
             sources.append(source)
         found.update(new)
-    found["engine_version"] = version or found.get("engine_version")
+    found.update(_readable({"engine_version": version}))
     return EffectiveConfig(**found, start_kind=start_kind, source=tuple(sources))
+
+
+def _readable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that their fields can have; what a server says may be anything."""
+    read: dict[str, Any] = {}
+    for field, value in values.items():
+        with contextlib.suppress(ValidationError):
+            read[field] = getattr(EffectiveConfig.model_validate({field: value}), field)
+    return {field: value for field, value in read.items() if value is not None}
 
 
 def _from_server_info(server_info: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,10 +112,11 @@ def _from_server_info(server_info: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         return {}
     values = {
-        field: (config.get(section) or {}).get(name)
+        field: part.get(name)
         for field, (section, name) in _SERVER_INFO.items()
+        if isinstance(part := config.get(section), Mapping)
     }
-    values["model_dtype"] = _dtype(values["model_dtype"])
+    values["model_dtype"] = _dtype(values.get("model_dtype"))
     return values
 
 
@@ -113,20 +124,10 @@ def _from_metrics(text: str) -> dict[str, Any]:
     found = re.search(r"^vllm:cache_config_info\{(.*)\} ", text, re.MULTILINE)
     labels = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
     return {
-        field: _label_value(labels[label], field)
+        field: labels[label]
         for label, field in _CACHE_CONFIG.items()
-        if label in labels
+        if labels.get(label, "None") != "None"
     }
-
-
-def _label_value(text: str, field: str) -> Any:
-    if text == "None":
-        return None
-    if field == "enable_prefix_caching":
-        return text == "True"
-    if field in ("kv_cache_dtype", "prefix_caching_hash_algo"):
-        return text
-    return float(text) if field == "kv_cache_max_concurrency" else int(text)
 
 
 def _from_log(text: str) -> dict[str, Any]:
@@ -134,13 +135,9 @@ def _from_log(text: str) -> dict[str, Any]:
     for field, pattern in _LOG.items():
         if found := re.search(pattern, plain(text)):
             values[field] = found[1]
-    for field in ("kv_cache_size_tokens", "max_model_len_tokens", "max_num_batched_tokens"):
-        if field in values:
-            values[field] = int(values[field].replace(",", ""))
-    if "enforce_eager" in values:
-        values["enforce_eager"] = values["enforce_eager"] == "True"
-    if "model_dtype" in values:
-        values["model_dtype"] = _dtype(values["model_dtype"])
+    if "kv_cache_size_tokens" in values:
+        values["kv_cache_size_tokens"] = values["kv_cache_size_tokens"].replace(",", "")
+    values["model_dtype"] = _dtype(values.get("model_dtype"))
     return values
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 
@@ -11,6 +12,11 @@ from kvtune.errors import BadInput
 
 API_KEY_VARIABLE = "KVTUNE_API_KEY"
 """Holds the key that kvtune sends to a server; the load client reads the same variable."""
+
+REFUSED = (401, 403)
+"""The HTTP statuses of a server that wants a key, or another one."""
+
+KEY_FIX = f"export {API_KEY_VARIABLE}=..., the key that the server was started with"
 
 # "TOKENIZERS_PARALLELISM" and the like must stay plain: the word has to end.
 _SECRET_WORD = re.compile(
@@ -42,6 +48,13 @@ def secret_variable(option: str, value: JsonValue) -> str | None:
     if isinstance(value, bool):
         return None
     return _SECRET_OPTIONS.get(option.replace("_", "-"))
+
+
+def key_problem() -> str:
+    """Why a server refuses kvtune: it sent no key, or one that the server does not take."""
+    if os.environ.get(API_KEY_VARIABLE):
+        return f"it does not take the API key in {API_KEY_VARIABLE}"
+    return f"it asks for an API key, and {API_KEY_VARIABLE} is not set"
 
 
 def refuse_secret_arguments(arguments: Mapping[str, JsonValue]) -> None:

@@ -146,3 +146,21 @@ def test_an_attention_backend_that_is_ignored_on_cpu_raises_a_warning():
     effective = read(SERVER_INFO, log=log)
     (warning,) = differences({"attention-backend": "FLASH_ATTN"}, effective, log)
     assert "does not use the attention backend FLASH_ATTN" in warning
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [('block_size="16.0"', 16), ('block_size="many"', None), ('block_size=""', None)],
+)
+def test_a_label_that_cannot_be_read_is_unknown(labels, expected):
+    effective = read(metrics=f'vllm:cache_config_info{{{labels},num_gpu_blocks="91"}} 1.0\n')
+    assert effective.block_size_tokens == expected
+    assert effective.num_gpu_blocks == 91
+
+
+def test_a_configuration_of_another_shape_is_unknown():
+    odd = {"cache_config": "text", "scheduler_config": {"max_num_seqs": [1], "watermark": 0.5}}
+    effective = read({"vllm_config": odd}, metrics=METRICS, version=32)
+    assert (effective.max_num_seqs, effective.engine_version) == (None, None)
+    assert (effective.watermark_ratio, effective.block_size_tokens) == (0.5, 128)
+    assert effective.source == ("server_info", "metrics")
