@@ -139,3 +139,56 @@ def test_a_winner_is_always_separated_from_the_baseline(ours, theirs):
         assert decision.recommended == 1
         assert sum(ours) > sum(theirs)
     assert decision.recommended in (0, 1)
+
+
+def test_a_noisy_rival_does_not_hide_a_proven_winner():
+    proven = candidate(3, (10.0, 10.1, 9.9), a=1, b=2)
+    noisy = candidate(4, (4.0, 9.5, 13.0), a=1)
+    decision = decide(GOAL, candidate(0, (5.0, 5.1, 4.9)), [proven, noisy], {})
+    assert decision.outcome is Outcome.WINNER
+    assert decision.recommended == 3
+
+
+def test_a_winner_is_above_the_defaults_by_the_interval_that_is_shown():
+    decision = decide(GOAL, BASELINE, [candidate(3, (1.5, 1.2, 1.0), a=1)], {})
+    assert decision.outcome is not Outcome.WINNER
+    gain = decide(GOAL, BASELINE, [candidate(3, (2.0, 2.2, 1.9), a=1)], {}).gain_ratio
+    assert gain.low > 1
+
+
+def test_defaults_that_serve_nothing_in_time_are_beaten_without_a_ratio():
+    baseline = candidate(0, (0.0, 0.0, 0.0), ttft_s=9.0)
+    decision = decide(GOAL, baseline, [candidate(3, (2.0, 2.1, 1.9), a=1)], {})
+    assert decision.outcome is Outcome.WINNER
+    assert decision.gain_ratio is None, "nothing is a multiple of zero"
+
+
+def failed(failure):
+    return Measurement(status=Status.FAILED, failure=Failure(failure=failure, message="no room"))
+
+
+def test_defaults_that_cannot_start_are_beaten_by_whatever_meets_the_goal():
+    baseline = Candidate(0, stack(), failed(FailureClass.DOES_NOT_FIT))
+    decision = decide(GOAL, baseline, [candidate(3, (2.0, 2.1, 1.9), a=1)], {})
+    assert decision.outcome is Outcome.WINNER
+    assert "cannot start" in decision.reasons[0]
+
+
+def test_defaults_that_crashed_are_no_proof_for_anything():
+    baseline = Candidate(0, stack(), failed(FailureClass.CRASH_UNDER_LOAD))
+    decision = decide(GOAL, baseline, [candidate(3, (2.0, 2.1, 1.9), a=1)], {})
+    assert decision.outcome is Outcome.NO_CLEAR_WINNER
+    assert decision.recommended == 3
+
+
+def test_measured_once_the_best_so_far_is_named_as_no_more_than_that():
+    decision = decide(GOAL, candidate(0, (1.0,)), [candidate(3, (5.0,), a=1)], {})
+    assert decision.outcome is Outcome.NO_CLEAR_WINNER
+    assert decision.recommended == 3
+    assert "best so far" in decision.reasons[0]
+
+
+def test_with_nothing_else_confirmed_the_defaults_are_kept_and_it_says_so():
+    decision = decide(GOAL, BASELINE, [], {})
+    assert decision.outcome is Outcome.KEEP_BASELINE
+    assert "nothing else" in decision.reasons[0]

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 
 from kvtune.autotune.emit.base import Emitter, emitters
 from kvtune.errors import BadInput
-from kvtune.types import Outcome, ServingConfig, Setting
+from kvtune.types import Interval, Outcome, ServingConfig, Setting
 
 _LOUD = {
     Outcome.KEEP_BASELINE: "KEEP THE BASELINE",
@@ -144,6 +144,15 @@ class EmitterContract(ABC):
         assert any(line.startswith(f"# {_LOUD[outcome]}") for line in top)
         assert sum("!!!!" in line for line in top) == 2
         assert "WINNER:" not in content.replace("NO CLEAR WINNER:", "")
+
+    def test_says_loudly_that_a_person_picked_the_trial(self) -> None:
+        config = realistic_config().model_copy(update={"outcome": None})
+        assert "PICKED BY HAND" in prose(self.render(config))
+
+    def test_a_figure_of_one_repeat_is_shown_without_an_interval(self) -> None:
+        once = Interval(estimate=1.234, low=None, high=None, unit="s", repeats=1)
+        config = realistic_config().model_copy(update={"figures": {"ttft_p95_s": once}})
+        assert "1.234, x1 (no interval)" in prose(self.render(config))
 
     def test_says_that_nothing_was_measured_when_there_are_no_figures(self) -> None:
         config = realistic_config().model_copy(update={"figures": {}, "baseline_figures": {}})

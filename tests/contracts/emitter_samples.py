@@ -247,7 +247,7 @@ def hostile_configs(draw: st.DrawFn) -> ServingConfig:
     return config.model_copy(
         update={
             "study": draw(text),
-            "outcome": draw(st.sampled_from(list(Outcome))),
+            "outcome": draw(st.sampled_from([None, *Outcome])),
             "model": draw(names.filter(lambda name: name[0] not in ".~/")),
             "served_model_name": draw(st.none() | text),
             "engine": config.engine.model_copy(

@@ -4,6 +4,7 @@ from contracts.emitter import EmitterContract, prose
 from contracts.emitter_samples import NASTY, cpu_config, realistic_config
 from contracts.kubernetes_rules import check_annotations, check_label, expand, plain_environment
 
+from kvtune.autotune.emit.containers import gpu_count
 from kvtune.autotune.emit.kubernetes import Kubernetes
 from kvtune.types import ServingConfig, Setting
 
@@ -91,6 +92,17 @@ def test_gpu_is_requested():
     (container,) = pod(realistic_config())["containers"]
     assert container["image"] == "vllm/vllm-openai:v0.32.0"
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+
+
+def test_as_many_gpus_are_requested_as_the_server_is_split_over():
+    config = realistic_config()
+    eight = config.device.model_copy(update={"count": 8})
+    split = (
+        Setting(name="tensor-parallel-size", value=2, because="b", origin="base"),
+        Setting(name="pipeline-parallel-size", value=2, because="b", origin="base"),
+    )
+    assert gpu_count(config.model_copy(update={"device": eight})) == 1
+    assert gpu_count(config.model_copy(update={"device": eight, "settings": split})) == 4
 
 
 def test_cpu_and_memory_are_requested_without_a_gpu():
