@@ -6,7 +6,6 @@ and no number. Only an interrupt passes through, after the server is stopped.
 
 from __future__ import annotations
 
-import asyncio
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,9 @@ import kvtune
 from kvtune.autotune.reporting import Reporter
 from kvtune.engines.base import Engine, RunningServer, ServerSpec
 from kvtune.errors import BadInput, EngineError
+from kvtune.policies.capacity import effective_kv_bytes, reported_kv_bytes
+from kvtune.policies.checkpoint import model_shape
+from kvtune.profilers.load import runtime
 from kvtune.profilers.measure import LoadPlan, ask_text, replay_workload
 from kvtune.profilers.metrics.base import measure
 from kvtune.profilers.quality.canary import run_canary
@@ -34,8 +36,13 @@ from kvtune.types import (
     fingerprint_of,
 )
 
-TOLERATED_ERROR_SHARE = 0.1
-"""A replay with more failed requests than this is a failure: its figures describe another load."""
+TOLERATED_ERROR_SHARE = 0.01
+"""A replay with more failed requests than this is a failure. Latencies leave failed requests out,
+and the slowest are the first to fail: a p99 is about one request in a hundred, so with more than
+that missing it would describe a load that the server did not carry."""
+
+DYING_S = 2.0
+"""How long a crash may take from the first connection that is cut to the end of the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,7 @@ def _measure(
     answers: tuple[str, ...] | None = None
     try:
         if canary:
-            report = asyncio.run(
+            report = runtime.run(
                 run_canary(
                     partial(ask_text, server.endpoint),
                     max_model_len_tokens=server.effective.max_model_len_tokens,
@@ -103,7 +110,7 @@ def _measure(
             )
             answers = tuple(answer.text for answer in report.answers)
         for repeat in range(trial.repeats):
-            run = asyncio.run(
+            run = runtime.run(
                 replay_workload(
                     server.endpoint,
                     requests,
@@ -114,17 +121,34 @@ def _measure(
                     should_stop=server.failure,
                 )
             )
-            failure = server.failure() or request_failure(run)
+            failure = _death(server, run) or request_failure(run)
             if failure is not None:
                 return _failed(failure, bench, began, server), tuple(runs)
             runs.append(run)
     except (ConnectionError, OSError) as error:
-        failure = server.failure() or Failure(
+        failure = _death(server) or Failure(
             failure=FailureClass.REQUEST_ERRORS, message=f"the server stopped answering: {error}"
         )
         return _failed(failure, bench, began, server), tuple(runs)
     measurement = measurement_of(runs, bench.goal, server, wall_s=bench.clock() - began)
-    return measurement.model_copy(update={"canary_answers": answers}), tuple(runs)
+    shape = model_shape(bench.model)
+    known = {
+        "canary_answers": answers,
+        "kv_bytes_per_token_predicted": None
+        if shape is None
+        else effective_kv_bytes(shape, trial.arguments, server.effective),
+        "kv_bytes_per_token_observed": reported_kv_bytes(trial.arguments, server.effective),
+    }
+    return measurement.model_copy(update=known), tuple(runs)
+
+
+def _death(server: RunningServer, run: LoadRun | None = None) -> Failure | None:
+    """What the server died of. One that cut connections may take a moment until it is gone."""
+    cut = run is None or not run.records or any(not record.ok for record in run.records)
+    until_s = time.monotonic() + (DYING_S if cut else 0.0)
+    while (failure := server.failure()) is None and time.monotonic() < until_s:
+        time.sleep(0.05)
+    return failure
 
 
 def salt_of(trial: Trial, repeat: int) -> int:
@@ -162,8 +186,6 @@ def measurement_of(
     per_run = [measure(run, goal) for run in runs]
     names = sorted({name for metrics in per_run for name in metrics})
     effective = server.effective
-    tokens = effective.kv_cache_size_tokens
-    memory = effective.kv_cache_memory_bytes
     return Measurement(
         status=Status.OK,
         metrics={
@@ -180,7 +202,6 @@ def measurement_of(
         requests_per_repeat=len(runs[0].records),
         start_s=server.start_s,
         wall_s=wall_s,
-        kv_bytes_per_token_observed=memory / tokens if memory and tokens else None,
         versions=versions_of(effective.engine_version),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )

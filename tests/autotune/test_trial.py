@@ -1,0 +1,286 @@
+"""One trial on real simulated servers: every way they fail has a class, and none is left behind."""
+
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from contracts.landscape import GOAL, Recorder, requests
+
+from kvtune.autotune.trial import (
+    Bench,
+    check_model,
+    measurement_of,
+    request_failure,
+    run_trial,
+    salt_of,
+    warnings_of,
+)
+from kvtune.engines.simulated.engine import SimulatedEngine
+from kvtune.errors import BadInput
+from kvtune.profilers.load.client import ClosedLoop, OpenLoop
+from kvtune.profilers.measure import LoadPlan
+from kvtune.profilers.scrape import Scraper
+from kvtune.types import (
+    Choice,
+    EffectiveConfig,
+    FailureClass,
+    Harm,
+    LoadRun,
+    PolicyStack,
+    Request,
+    RequestRecord,
+    Status,
+    Trial,
+)
+
+FAST = {"simulate-time-scale": 0.01}
+
+
+class WatchedEngine(SimulatedEngine):
+    """Remembers the servers that it started."""
+
+    def __init__(self):
+        super().__init__(FAST)
+        self.pids = []
+        self.specs = []
+
+    def launch(self, spec, **options):
+        self.specs.append(spec)
+        server = super().launch(spec, **options)
+        self.pids.append(server.endpoint.pid)
+        return server
+
+
+@pytest.fixture
+def engine():
+    with WatchedEngine() as made:
+        yield made
+    assert not [pid for pid in made.pids if psutil.pid_exists(pid)], "a server was left behind"
+
+
+def trial_of(repeats=1, number=0, **arguments):
+    choice = Choice(policy="p", parameters={}, arguments=arguments, harm=Harm.LOSSLESS)
+    stack = PolicyStack(choices=(choice,)) if arguments else PolicyStack()
+    base = {"max-model-len": 2048, "kv-cache-memory-bytes": 64 << 20}
+    return Trial(number=number, stack=stack, base_arguments=base, repeats=repeats, seed=0)
+
+
+@pytest.fixture
+def measured(engine, tmp_path, monkeypatch):
+    """Run a trial with these engine arguments."""
+    monkeypatch.setattr("kvtune.autotune.trial.DYING_S", 0.5)
+
+    def run(
+        load=None, canary=False, plan=None, reporter=None, repeats=1, start_timeout_s=20, **options
+    ):
+        bench = Bench(
+            engine=engine,
+            model="org/model",
+            served_model_name="chat",
+            environment={"KVTUNE_TEST": "1"},
+            plan=plan or LoadPlan(ClosedLoop(4), warmup_requests=2),
+            goal=GOAL,
+            log_dir=tmp_path,
+            reporter=reporter or Recorder(),
+            start_timeout_s=start_timeout_s,
+        )
+        arguments = {name.replace("_", "-"): value for name, value in options.items()}
+        return run_trial(trial_of(repeats, **arguments), bench, load or requests(8), canary=canary)
+
+    return run
+
+
+def test_a_trial_gives_figures_of_every_repeat_and_what_the_engine_ran(measured, engine, tmp_path):
+    measurement, runs = measured(repeats=2, block_size=32)
+    assert measurement.status is Status.OK
+    assert len(runs) == 2
+    assert all(len(run.records) == 8 for run in runs)
+    assert all(len(values) == 2 for values in measurement.metrics.values())
+    assert measurement.metrics["goodput_requests_per_s"][0] > 0
+    assert measurement.requests_per_repeat == 8
+    assert measurement.effective.block_size_tokens == 32
+    assert measurement.effective.kv_cache_memory_bytes == 64 << 20
+    assert measurement.kv_bytes_per_token_observed == pytest.approx(23_040, rel=0.02)
+    assert measurement.cache == "cold"
+    assert measurement.wall_s > measurement.start_s > 0
+    assert set(measurement.versions) == {"kvtune", "python", "engine"}
+    assert measurement.canary_answers is None
+    assert measurement.warnings == ()
+    assert [counters["vllm:generation_tokens_total"] for counters in measurement.counters] == [
+        32.0,
+        32.0,
+    ], "eight requests of four tokens, without the warm-up"
+    assert engine.specs[0].model_name == "chat"
+    assert engine.specs[0].environment == {"KVTUNE_TEST": "1"}
+    assert "Application startup complete" in (tmp_path / "trial-0.log").read_text()
+
+
+def test_the_second_repeat_finds_nothing_of_the_first_in_the_prefix_cache(measured):
+    load = [
+        Request(input_tokens=512, output_tokens=2, prefix_blocks=(1, 2), prefix_block_tokens=256)
+    ]
+    measurement, _ = measured(load=load * 3, repeats=2, plan=LoadPlan(ClosedLoop(1)))
+    for counters in measurement.counters:
+        hits = counters["vllm:prefix_cache_hits_total"]
+        assert hits == 2 * 384, "two of three requests find all but the last block, every time"
+
+
+def test_requests_are_sent_at_the_times_of_the_workload(measured):
+    load = [Request(input_tokens=16, output_tokens=2, arrival_s=number / 10) for number in range(4)]
+    _, (run,) = measured(load=load, plan=LoadPlan(OpenLoop(time_scale=0.5), warmup_requests=0))
+    sent_s = [record.scheduled_s for record in run.records]
+    assert sent_s == pytest.approx([0.0, 0.05, 0.1, 0.15], abs=0.01)
+
+
+def test_the_canary_is_asked_where_it_is_wanted(measured):
+    measurement, _ = measured(canary=True)
+    assert "7194" in measurement.canary_answers[0]
+    broken, _ = measured(canary=True, simulate_broken_output=True)
+    assert "7194" not in broken.canary_answers[0]
+    assert broken.status is Status.OK, "the canary does not judge; whoever compares does"
+
+
+@pytest.mark.parametrize(
+    ("options", "failure", "excerpt"),
+    [
+        ({"kv_cache_memory_bytes": 32 << 20}, FailureClass.DOES_NOT_FIT, "To serve at least one"),
+        ({"no_such_option": 1}, FailureClass.BAD_ARGUMENT, "unrecognized arguments"),
+        ({"block_size": 17}, FailureClass.BAD_ARGUMENT, "No common block size"),
+        ({"simulate_wrong_model": True}, FailureClass.WRONG_MODEL, ""),
+        (
+            {"simulate_crash_after_requests": 4},
+            FailureClass.CRASH_UNDER_LOAD,
+            "simulated crash after 4 requests",
+        ),
+        ({"simulate_garbage_after": 4}, FailureClass.REQUEST_ERRORS, ""),
+        ({"simulate_error_rate": 1.0}, FailureClass.REQUEST_ERRORS, ""),
+    ],
+)
+def test_a_failure_has_a_class_and_no_figure(options, failure, excerpt, measured):
+    measurement, _ = measured(**options)
+    assert measurement.status is Status.FAILED
+    assert measurement.failure.failure is failure
+    assert measurement.failure.message
+    assert excerpt in measurement.failure.log_excerpt
+    assert measurement.metrics == {}
+    assert measurement.wall_s > 0
+
+
+def test_a_server_that_never_gets_ready_is_a_hang(measured):
+    measurement, _ = measured(simulate_never_ready=True, start_timeout_s=1.0)
+    assert measurement.failure.failure is FailureClass.HANG_AT_START
+
+
+def test_a_server_that_falls_silent_under_load_is_a_failure(measured, monkeypatch):
+    monkeypatch.setitem(Scraper.__init__.__kwdefaults__, "timeout_s", 0.2)
+    plan = LoadPlan(ClosedLoop(4), warmup_requests=0, request_timeout_s=0.5)
+    measurement, _ = measured(simulate_hang_after_requests=2, plan=plan)
+    assert measurement.status is Status.FAILED
+    assert "timeout" in measurement.failure.message
+    assert measurement.metrics == {}
+
+
+def test_a_server_that_dies_in_the_canary_is_a_failure(measured):
+    measurement, runs = measured(canary=True, simulate_crash_after_requests=1)
+    assert measurement.failure.failure is FailureClass.CRASH_UNDER_LOAD
+    assert runs == ()
+
+
+def test_repeats_before_a_crash_are_kept_as_raw_runs(measured):
+    measurement, runs = measured(repeats=3, simulate_crash_after_requests=12)
+    assert measurement.status is Status.FAILED
+    assert len(runs) == 1
+
+
+def test_an_interrupt_in_a_replay_ends_the_server_and_passes_through(measured, engine):
+    class Impatient(Recorder):
+        def load(self, progress):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured(reporter=Impatient())
+    assert engine.pids
+    assert not psutil.pid_exists(engine.pids[0])
+
+
+def test_a_workload_of_which_nothing_fits_the_context_is_bad_input(measured):
+    with pytest.raises(BadInput, match="none of the 1 requests fits the model's context of 2048"):
+        measured(load=[Request(input_tokens=3, output_tokens=5000)])
+
+
+def test_every_repeat_of_every_trial_has_a_salt_of_its_own():
+    salts = [
+        salt_of(trial_of(number=number).model_copy(update={"seed": seed}), repeat)
+        for number in range(8)
+        for repeat in range(3)
+        for seed in range(3)
+    ]
+    assert len(salts) == len(set(salts))
+
+
+# --- what a replay amounts to -------------------------------------------------------------------
+
+
+def record(index=0, *, error=None, output=4, wanted=4):
+    first = None if error else 0.1
+    return RequestRecord(index, 0.0, 0.0, first, 1.0, (), 8, output, wanted, error=error)
+
+
+def run_with(*records, warnings=()):
+    return LoadRun(tuple(records), 1.0, 0.0, {}, {}, tuple(warnings))
+
+
+def test_a_request_in_a_hundred_may_fail_and_more_is_a_failure():
+    good = [record(index) for index in range(99)]
+    refused = record(99, error="HTTP 500")
+    assert request_failure(run_with(*good, refused)) is None
+    failure = request_failure(run_with(*good, refused, refused))
+    assert failure.failure is FailureClass.REQUEST_ERRORS
+    assert failure.message == "2 of 101 requests failed; the first: HTTP 500"
+    assert request_failure(run_with(*good[:50], refused)), "1 of 51 is more than 1%"
+
+
+def test_requests_that_stalled_are_a_hang():
+    stalled = record(error="stalled: the server sent nothing for 120 s")
+    failure = request_failure(run_with(record(), stalled, stalled))
+    assert failure.failure is FailureClass.HANG_UNDER_LOAD
+
+
+def test_a_replay_without_records_is_a_hang_that_says_what_the_client_saw():
+    failure = request_failure(run_with(warnings=["stalled; during the warm-up"]))
+    assert failure.failure is FailureClass.HANG_UNDER_LOAD
+    assert "during the warm-up" in failure.message
+
+
+def test_answers_shorter_than_asked_for_are_a_warning():
+    assert warnings_of(run_with(record(), warnings=["late"])) == ("late",)
+    assert warnings_of(run_with(record(output=3), record())) == (
+        "1 requests returned fewer tokens than were asked for",
+    )
+
+
+def test_only_metrics_of_every_repeat_count_and_warnings_are_said_once():
+    server = SimpleNamespace(
+        effective=EffectiveConfig(engine_version="1.2"), warnings=("started cold",), start_s=1.0
+    )
+    timed = run_with(record(), warnings=["late", "late"])
+    untimed = run_with(record(error="HTTP 500"), record(error="HTTP 500"))
+    measurement = measurement_of([timed, untimed], GOAL, server, wall_s=2.0)
+    assert "ttft_p95_s" not in measurement.metrics
+    assert measurement.metrics["failed_requests"] == (0.0, 2.0)
+    assert measurement.warnings == ("started cold", "late")
+    assert measurement.versions["engine"] == "1.2"
+    assert measurement.kv_bytes_per_token_observed is None
+
+
+# --- the model ----------------------------------------------------------------------------------
+
+
+def test_a_model_path_that_is_not_there_is_refused_and_a_hub_id_passes(tmp_path):
+    check_model("org/name")
+    with pytest.raises(BadInput, match="does not exist"):
+        check_model(str(tmp_path / "missing"))
+    with pytest.raises(BadInput, match=r"no config\.json"):
+        check_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    check_model(str(tmp_path))
