@@ -25,6 +25,10 @@ class ServerSpec:
     `arguments` maps the engine's long option names (no dashes) to values, as in
     `kvtune.types.Choice`. `environment` is added to kvtune's own. `port=None` takes a free port.
     `served_model_name=None` serves the model under its own name.
+
+    `measured` servers live for a measurement: on a loopback address they get the engine's
+    development addresses, which tell the effective configuration, and ask for no API key. A server
+    for others to use is started with `measured=False`.
     """
 
     model: str
@@ -33,6 +37,7 @@ class ServerSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     host: str = "127.0.0.1"
     port: int | None = None
+    measured: bool = True
 
     @property
     def model_name(self) -> str:
@@ -105,7 +110,8 @@ class Engine(ABC):
         `on_log` gets every line of its output, from another thread.
 
         Raises:
-            EngineError: it did not start. The class says why; nothing is left running.
+            EngineError: it did not start. The class says why; no process of kvtune's is left. What
+                a command has others start, such as a container, ends if that command ends it.
         """
 
     def close(self) -> None:  # noqa: B027 - an engine that keeps nothing needs none

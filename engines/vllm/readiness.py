@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import ipaddress
 import json
 import socket
 import time
@@ -64,6 +65,16 @@ def port_is_taken(host: str, port: int) -> bool:
         except OSError:
             return True
     return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _family(host: str) -> socket.AddressFamily:

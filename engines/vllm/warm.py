@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import tempfile
@@ -23,14 +24,14 @@ class WarmTrouble(Exception):
 
 
 class WarmParent:
-    """A pre-imported vLLM. All its servers get the `environment` it was started with.
+    """A pre-imported vLLM. All its servers get kvtune's environment with `added_environment`.
 
     Raises:
         WarmTrouble: it did not get ready.
     """
 
-    def __init__(self, python: str, environment: Mapping[str, str]) -> None:
-        self.environment = dict(environment)
+    def __init__(self, python: str, added_environment: Mapping[str, str]) -> None:
+        self.added_environment = dict(added_environment)
         self._lock = threading.Lock()
         self._folder = Path(tempfile.mkdtemp(prefix="kvtune-warm-"))
         self._log_path = self._folder / "parent.log"
@@ -39,7 +40,7 @@ class WarmParent:
         with far:
             self._process = start_guarded(
                 [python, str(_SCRIPT), str(far.fileno())],
-                environment,
+                {**os.environ, **added_environment},
                 self._log_path,
                 pass_fds=(far.fileno(),),
             )

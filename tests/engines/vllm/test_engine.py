@@ -83,6 +83,19 @@ def test_a_server_gets_what_it_needs_in_its_environment(engine, tmp_path):
     assert environment["VLLM_LOGGING_LEVEL"] == "WARNING"
 
 
+@pytest.mark.parametrize(
+    ("changed", "has_dev_mode"),
+    [({"measured": False}, False), ({"host": "0.0.0.0"}, False), ({"host": "127.0.0.1"}, True)],
+)
+def test_a_server_that_others_can_reach_gets_no_development_addresses(
+    engine, tmp_path, monkeypatch, changed, has_dev_mode
+):
+    monkeypatch.delenv("VLLM_SERVER_DEV_MODE", raising=False)
+    with engine.launch(ServerSpec("org/model", **changed), log_path=tmp_path / "log") as server:
+        environment = get(server, "/environment")
+    assert ("VLLM_SERVER_DEV_MODE" in environment) is has_dev_mode
+
+
 def test_an_argument_that_the_server_ignores_is_a_warning(launch):
     with launch(max_num_seqs=16, fake_ignore_max_num_seqs=True) as server:
         (warning,) = server.warnings

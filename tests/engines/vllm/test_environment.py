@@ -3,8 +3,15 @@ import time
 
 import pytest
 
-from kvtune.engines.vllm.environment import find_installation, is_tested, server_environment
-from kvtune.errors import EngineError
+from kvtune.engines.vllm.environment import (
+    added_environment,
+    deployable_environment,
+    find_installation,
+    is_tested,
+    measured_environment,
+    refuse_overrides,
+)
+from kvtune.errors import BadInput, EngineError
 from kvtune.types import FailureClass
 
 
@@ -73,20 +80,78 @@ def test_only_versions_kvtune_was_tested_with_count_as_tested():
 
 
 def test_what_the_user_set_is_kept(monkeypatch, tmp_path):
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    environment = server_environment(
-        {"VLLM_SERVER_DEV_MODE": "0", "MINE": "1"}, platform="cpu", model=str(tmp_path)
-    )
-    assert environment["OMP_WAIT_POLICY"] == "active"
-    assert environment["VLLM_SERVER_DEV_MODE"] == "0"
-    assert (environment["MINE"], environment["VLLM_NO_USAGE_STATS"]) == ("1", "1")
-    assert environment["HF_HUB_OFFLINE"] == "1"
+    wanted = {"VLLM_SERVER_DEV_MODE": "0", "MINE": "1"}
+    added = added_environment(wanted, platform="cpu", model=str(tmp_path), measured=True)
+    assert "OMP_WAIT_POLICY" not in added
+    assert added["VLLM_SERVER_DEV_MODE"] == "0"
+    assert (added["MINE"], added["VLLM_NO_USAGE_STATS"]) == ("1", "1")
+    assert added["HF_HUB_OFFLINE"] == "1"
 
 
 def test_a_model_that_has_to_be_downloaded_may_be(monkeypatch):
     for name in ("HF_HUB_OFFLINE", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
-    environment = server_environment({}, platform="cuda", model="org/model")
-    assert "HF_HUB_OFFLINE" not in environment
-    assert "OMP_WAIT_POLICY" not in environment
+    added = added_environment({}, platform="cuda", model="org/model", measured=True)
+    assert not {"HF_HUB_OFFLINE", "OMP_WAIT_POLICY"} & set(added)
+
+
+def test_only_a_measured_server_gets_the_development_addresses_and_no_key(monkeypatch):
+    monkeypatch.delenv("VLLM_SERVER_DEV_MODE", raising=False)
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    measured = added_environment({}, platform="cpu", model="org/model", measured=True)
+    assert (measured["VLLM_SERVER_DEV_MODE"], measured["VLLM_API_KEY"]) == ("1", "")
+    production = added_environment({}, platform="cpu", model="org/model", measured=False)
+    assert not {"VLLM_SERVER_DEV_MODE", "VLLM_API_KEY"} & set(production)
+
+
+def test_what_shapes_a_measurement_is_collected_without_secrets():
+    base = {
+        "PATH": "/bin",
+        "HF_HUB_OFFLINE": "1",
+        "HF_TOKEN": "hf_1",
+        "VLLM_API_KEY": "sk-1",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_CACHE_ROOT": "/cache",
+        "VLLM_CPU_OMP_THREADS_BIND": "0-3",
+        "VLLM_TEST_FORCE_LOAD_FORMAT": "dummy",
+        "OMP_NUM_THREADS": "4",
+        "KMP_BLOCKTIME": "1",
+        "GOMP_SPINCOUNT": "0",
+        "MKL_NUM_THREADS": "4",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "LD_PRELOAD": "libtcmalloc.so",
+    }
+    measured = measured_environment(base, platform="cpu")
+    shaping = {
+        "GOMP_SPINCOUNT": "0",
+        "KMP_BLOCKTIME": "1",
+        "LD_PRELOAD": "libtcmalloc.so",
+        "MKL_NUM_THREADS": "4",
+        "OMP_NUM_THREADS": "4",
+        "OMP_WAIT_POLICY": "passive",
+        "VLLM_CPU_OMP_THREADS_BIND": "0-3",
+    }
+    here = {"CUDA_VISIBLE_DEVICES": "3", "VLLM_TEST_FORCE_LOAD_FORMAT": "dummy"}
+    assert measured == {**shaping, **here}
+    assert deployable_environment(measured) == shaping
+    assert measured_environment({"OMP_WAIT_POLICY": "active"}, platform="cpu") == {
+        "OMP_WAIT_POLICY": "active"
+    }
+    assert measured_environment({}, platform="cuda") == {}
+
+
+def test_a_variable_that_overrides_the_kv_memory_is_refused(monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
+    with pytest.raises(BadInput, match="overrides --kv-cache-memory-bytes") as caught:
+        refuse_overrides({"kv_cache_memory_bytes": "64M"}, {}, platform="cpu")
+    assert "unset VLLM_CPU_KVCACHE_SPACE" in caught.value.fix
+    refuse_overrides({"max-num-seqs": 4}, {}, platform="cpu")
+    refuse_overrides({"kv-cache-memory-bytes": 1 << 26}, {}, platform="cuda")
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
+    refuse_overrides({"kv-cache-memory-bytes": 1 << 26}, {}, platform="cpu")
+    wanted = {"VLLM_CPU_KVCACHE_SPACE": "4"}
+    with pytest.raises(BadInput):
+        refuse_overrides({"kv-cache-memory-bytes": 1 << 26}, wanted, platform="cpu")

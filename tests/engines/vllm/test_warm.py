@@ -19,7 +19,7 @@ from kvtune.engines.vllm.warm import WarmParent, WarmTrouble
 
 @pytest.fixture
 def parent(fake_vllm, short_grace):
-    parent = WarmParent(sys.executable, os.environ)
+    parent = WarmParent(sys.executable, {})
     yield parent
     parent.close()
 
@@ -107,7 +107,7 @@ def test_no_forked_server_outlives_a_killed_kvtune(fake_vllm, stubborn, tmp_path
         "from pathlib import Path\n"
         "from kvtune.engines.vllm import process, warm\n"
         "process.GRACE_S = warm.GRACE_S = 0.6\n"
-        "parent = warm.WarmParent(sys.executable, os.environ)\n"
+        "parent = warm.WarmParent(sys.executable, {})\n"
         "server = parent.serve(sys.argv[2:], Path(sys.argv[1]))\n"
         "time.sleep(60)\n"
     )
@@ -144,7 +144,7 @@ def test_a_parent_that_cannot_serve_is_told_and_leaves_nothing(
 ):
     monkeypatch.setenv("FAKE_VLLM", trouble)
     with pytest.raises(WarmTrouble, match=said):
-        WarmParent(sys.executable, os.environ)
+        WarmParent(sys.executable, {})
     assert psutil.Process().children(recursive=True) == []
 
 
