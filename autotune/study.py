@@ -30,11 +30,14 @@ def open_study(
     environment: Mapping[str, str],
     repeats: int,
     seed: int,
+    server: Mapping[str, JsonValue] | None = None,
 ) -> StudyRow:
     """The study of exactly this search, begun when there is none.
 
     Budgets are no part of what a study is, so a larger budget goes on where a smaller one ended.
-    `repeats` and `seed` are: with others every trial would be another measurement.
+    `repeats` and `seed` are: with others every trial would be another measurement. So are what
+    servers are handed over with (`environment`) and what else shapes them here (`server`: the
+    command and all of the environment that matters).
 
     Raises:
         BadInput: `name` is that of a study of something else.
@@ -43,6 +46,7 @@ def open_study(
         **plan.key(),
         "served_model_name": served_model_name,
         "environment": dict(environment),
+        "server": dict(server or {}),
         "heldout": len(workload.heldout),
         "repeats": repeats,
         "seed": seed,

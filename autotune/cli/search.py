@@ -9,8 +9,12 @@ import typer
 from kvtune.autotune.cli import options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvtune.autotune.reporting import Reporter
     from kvtune.autotune.tune import Tuning
-    from kvtune.types import Decision
+    from kvtune.engines.base import Engine, ServerSpec
+    from kvtune.types import Decision, EngineInfo
 
 EPILOG = (
     "Example: kvtune search --model ./model --workload requests.jsonl "
@@ -86,11 +90,20 @@ def search(
     The best trials and the defaults are measured again, interleaved, on held-out requests. Ctrl-C
     ends with the best so far; the same command goes on where it stopped.
     """
+    import os
+
     from kvtune.autotune.cli.console import TerminalReporter, print_json
     from kvtune.autotune.limits import Budget, Rules
     from kvtune.autotune.study import open_study
     from kvtune.autotune.trial import Bench, check_model
     from kvtune.autotune.tune import Tuning
+    from kvtune.engines.base import ServerSpec
+    from kvtune.engines.vllm.environment import (
+        deployable_environment,
+        measured_environment,
+        refuse_overrides,
+    )
+    from kvtune.engines.vllm.secret_names import refuse_secrets_in_command
     from kvtune.errors import BadInput
     from kvtune.kernels.device import detect_device
     from kvtune.profilers.goal import parse_goal
@@ -102,6 +115,7 @@ def search(
     model = options.resolved_model(model)
     wanted = parse_goal(goal or [])
     base = options.base_arguments(engine_args, kv_memory)
+    refuse_secrets_in_command(engine_command or "")
     requests = options.read_workload(
         workload, format=workload_format, limit=limit, heldout_share=heldout_share, seed=seed
     )
@@ -122,12 +136,22 @@ def search(
             engine, python=engine_python, command=engine_command, cold_start=cold_start
         ) as runner,
     ):
-        info = runner.describe()
         if problems := runner.check_arguments(base, model):
             raise BadInput(
                 "the engine refuses --engine-args: " + "; ".join(problems),
                 fix="look the names up with: vllm serve --help=all",
             )
+        refuse_overrides(base, {}, platform=runner.describe().platform)
+        info = _described(
+            runner,
+            ServerSpec(model, served_model_name, base),
+            log_path=options.log_directory(history, "probe") / "probe.log",
+            start_timeout_s=start_timeout,
+            reporter=reporter,
+        )
+        measured = measured_environment(os.environ, platform=info.platform)
+        # What reaches a server behind a command is for the command to say.
+        environment = {} if engine_command else deployable_environment(measured)
         row = open_study(
             history,
             name=study,
@@ -139,9 +163,10 @@ def search(
             plan=plan,
             goal=wanted,
             base_arguments=base,
-            environment={},
+            environment=environment,
             repeats=repeats,
             seed=seed,
+            server={"command": engine_command, "environment": dict(measured)},
         )
         tuning = Tuning(
             study=row,
@@ -150,7 +175,7 @@ def search(
                 engine=runner,
                 model=model,
                 served_model_name=served_model_name,
-                environment={},
+                environment=environment,
                 plan=plan,
                 goal=wanted,
                 log_dir=options.log_directory(history, row.name),
@@ -183,6 +208,20 @@ def search(
         else:
             _print_decision(tuning, decision)
         raise typer.Exit(_exit_code(tuning, decision))
+
+
+def _described(
+    runner: Engine, spec: ServerSpec, *, log_path: Path, start_timeout_s: float, reporter: Reporter
+) -> EngineInfo:
+    """Which engine this is; behind a command only a server can tell, so one is started for it."""
+    info = runner.describe()
+    if info.version != "unknown":
+        return info
+    reporter.phase("Starting one server to learn which vLLM the command starts")
+    runner.launch(
+        spec, log_path=log_path, start_timeout_s=start_timeout_s, on_log=reporter.server_log
+    ).stop()
+    return runner.describe()
 
 
 def _print_plan(tuning: Tuning) -> None:
