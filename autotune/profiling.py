@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from math import prod
 
-from kvtune.errors import BadInput, EngineError
-from kvtune.policies.model_shape import ModelShape, read_model_shape
+from pydantic import JsonValue
+
+from kvtune.autotune.trial import warnings_of
+from kvtune.errors import EngineError
+from kvtune.policies.capacity import effective_kv_bytes, reported_kv_bytes
+from kvtune.policies.checkpoint import model_shape, weight_bytes
+from kvtune.policies.settings import read_count
 from kvtune.profilers.metrics.base import measure
 from kvtune.profilers.scrape import Scraper, counter_resets, counters_delta
 from kvtune.profilers.verdict import judge
@@ -27,15 +32,23 @@ from kvtune.types import (
     WorkloadFingerprint,
 )
 
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
+PARALLEL_SIZES = ("tensor-parallel-size", "pipeline-parallel-size")
+"""The options whose product is the number of devices that share the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is profiled: the server and what is known about it beside its counters."""
+    """What is profiled: the server and what is known about it beside its counters.
 
-    model: str
+    `model` is the checkpoint that the user named, `None` where nobody did: the name that a server
+    gives its model is not looked up on this disk. `arguments` are the engine arguments that the
+    server was started with, `None` where nobody said.
+    """
+
+    model: str | None
     endpoint_url: str
+    served_name: str = ""
+    arguments: Mapping[str, JsonValue] | None = None
     effective: EffectiveConfig | None = None
     engine: EngineInfo | None = None
     device: Device | None = None
@@ -52,11 +65,11 @@ def profile_of(subject: Subject, run: LoadRun, goal: Goal, *, is_load_ours: bool
         effective=subject.effective,
         load=metrics or None,
         is_load_ours=is_load_ours,
-        weight_bytes=weight_bytes(subject.model),
+        weight_bytes=_weight_bytes(subject),
         kv_bytes_per_token=_kv_bytes_per_token(subject),
     )
     return Profile(
-        model=subject.model,
+        model=subject.model or subject.served_name,
         endpoint_url=subject.endpoint_url,
         device=subject.device,
         engine=subject.engine,
@@ -66,7 +79,7 @@ def profile_of(subject: Subject, run: LoadRun, goal: Goal, *, is_load_ours: bool
         counters=dict(run.counters),
         window_s=run.duration_s,
         verdict=judge(window),
-        warnings=run.warnings,
+        warnings=warnings_of(run),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -115,40 +128,31 @@ async def watch(
     return LoadRun((), window_s, 0.0, counters_delta(before, after), gauges, tuple(problems))
 
 
-def model_shape(model: str) -> ModelShape | None:
-    """The shape of a model on this disk; `None` for a hub id or an architecture not known."""
-    path = Path(model).expanduser()
-    if not path.exists():
-        return None
-    try:
-        return read_model_shape(path)
-    except BadInput:
-        return None
-
-
-def weight_bytes(model: str) -> int | None:
-    """Size of a model's weight files on this disk; `None` for a hub id."""
-    path = Path(model).expanduser()
-    if not path.is_dir():
-        return None
-    for pattern in WEIGHT_FILES:
-        if files := list(path.glob(pattern)):
-            return sum(file.stat().st_size for file in files)
-    return None
+def _weight_bytes(subject: Subject) -> int | None:
+    """Bytes of weights on each device."""
+    total = None if subject.model is None else weight_bytes(subject.model)
+    devices = _devices_sharing(subject)
+    return None if total is None or devices is None else total // devices
 
 
 def _kv_bytes_per_token(subject: Subject) -> float | None:
-    effective = subject.effective
-    if effective is not None and effective.kv_cache_memory_bytes and effective.kv_cache_size_tokens:
-        return effective.kv_cache_memory_bytes / effective.kv_cache_size_tokens
-    shape = model_shape(subject.model)
-    return None if shape is None else shape.kv_bytes_per_token(shape.dtype_bytes)
+    """Bytes of a token's KV on each device: exact for a known model, else as far as reported."""
+    effective, arguments = subject.effective, subject.arguments or {}
+    shape = None if subject.model is None else model_shape(subject.model)
+    predicted = None
+    if shape is not None and _devices_sharing(subject) is not None:
+        predicted = effective_kv_bytes(shape, arguments, effective)
+    if predicted is not None or effective is None:
+        return predicted
+    return reported_kv_bytes(arguments, effective)
 
 
-def vocab_size(model: str) -> int | None:
-    """The number of token ids of a model on this disk."""
-    shape = model_shape(model)
-    return None if shape is None else shape.vocab_size
+def _devices_sharing(subject: Subject) -> int | None:
+    """How many devices share the weights; `None` where there are several and nobody said."""
+    device = subject.device
+    if subject.arguments is None and device is not None:
+        return 1 if device.kind == "cpu" or device.count == 1 else None
+    return prod(read_count((subject.arguments or {}).get(name)) or 1 for name in PARALLEL_SIZES)
 
 
 def observed_concurrency(run: LoadRun) -> int:

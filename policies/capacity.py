@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from kvtune.policies.base import Context
+from kvtune.policies.model_shape import ModelShape
 from kvtune.policies.settings import read_count, settings_of
+from kvtune.types import EffectiveConfig
 
 DTYPE_BYTES = {
     "bfloat16": 2,
@@ -42,17 +44,52 @@ class Pool:
 
 def kv_bytes_per_token(arguments: Mapping[str, JsonValue], ctx: Context) -> int | None:
     """Return the bytes a token takes on each device; None where that is not known exactly."""
-    if ctx.model is None or any(
+    return None if ctx.model is None else kv_bytes_on_device(ctx.model, arguments)
+
+
+def kv_bytes_on_device(shape: ModelShape, arguments: Mapping[str, JsonValue]) -> int | None:
+    """Return the bytes a token of a model takes on each device under engine arguments.
+
+    None where that is not known exactly.
+    """
+    if any(
         (read_count(arguments.get(name)) or 1) > 1
         for name in ("pipeline-parallel-size", "decode-context-parallel-size")
     ):
         return None
-    each = _element_bytes(arguments, ctx)
+    each = _element_bytes(arguments, shape)
     ranks = read_count(arguments.get("tensor-parallel-size")) or 1
-    if each is None or (ctx.model.kv_heads > ranks and ctx.model.kv_heads % ranks):
+    if each is None or (shape.kv_heads > ranks and shape.kv_heads % ranks):
         return None
-    heads_here = max(ctx.model.kv_heads // ranks, 1)
-    return ctx.model.kv_bytes_per_token(each) * heads_here // ctx.model.kv_heads
+    heads_here = max(shape.kv_heads // ranks, 1)
+    return shape.kv_bytes_per_token(each) * heads_here // shape.kv_heads
+
+
+def effective_kv_bytes(
+    shape: ModelShape, arguments: Mapping[str, JsonValue], effective: EffectiveConfig | None
+) -> int | None:
+    """Return the same for a running server, whose number formats are those that it reports."""
+    reported = {
+        "kv-cache-dtype": effective.kv_cache_dtype if effective else None,
+        "dtype": effective.model_dtype if effective else None,
+    }
+    known = {name: value for name, value in reported.items() if value is not None}
+    return kv_bytes_on_device(shape, {**arguments, **known})
+
+
+def reported_kv_bytes(
+    arguments: Mapping[str, JsonValue], effective: EffectiveConfig
+) -> float | None:
+    """Return the bytes of the pool for each token of its blocks, both as a server reports them.
+
+    Up to one block's bytes of the pool are left over, so this is a little more than a token takes.
+    None where the server reports no pool, or where its blocks were not counted from its bytes.
+    """
+    memory, blocks = effective.kv_cache_memory_bytes, effective.num_gpu_blocks
+    block_tokens = effective.block_size_tokens
+    if not memory or not blocks or not block_tokens or "num-gpu-blocks-override" in arguments:
+        return None
+    return memory / blocks / block_tokens
 
 
 def pool_of(arguments: Mapping[str, JsonValue], ctx: Context) -> Pool | None:
@@ -113,14 +150,12 @@ def resident_requests(ctx: Context) -> int | None:
     return pool.usable_tokens // tokens
 
 
-def _element_bytes(arguments: Mapping[str, JsonValue], ctx: Context) -> int | None:
+def _element_bytes(arguments: Mapping[str, JsonValue], shape: ModelShape) -> int | None:
     cached = str(arguments.get("kv-cache-dtype", "auto"))
     if cached != "auto":
         return DTYPE_BYTES.get(cached)
     served = str(arguments.get("dtype", "auto"))
-    if served == "auto" and ctx.model is not None:
-        return ctx.model.dtype_bytes
-    return DTYPE_BYTES.get(served)
+    return shape.dtype_bytes if served == "auto" else DTYPE_BYTES.get(served)
 
 
 def _pool_bytes(arguments: Mapping[str, JsonValue], ctx: Context) -> int | None:

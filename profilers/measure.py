@@ -19,17 +19,25 @@ from kvtune.types import Endpoint, Failure, LoadRun, Request
 
 WARMUP_SALT_OFFSET = 1 << 20
 
+UNKNOWN_VOCAB_SIZE = 30_000
+"""Token ids of length-only requests where the vocabulary is not known; the smallest in common use
+has 32,000."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """How requests are sent. `vocab_size` bounds the token ids of length-only requests."""
+    """How requests are sent. `vocab_size` bounds the token ids of length-only requests.
+
+    `warnings` say what is doubtful about the plan itself; every run of it carries them.
+    """
 
     arrivals: OpenLoop | ClosedLoop
     fixed_length: bool = True
     default_output_tokens: int = 128
     warmup_requests: int = 4
-    vocab_size: int = 30_000
+    vocab_size: int = UNKNOWN_VOCAB_SIZE
     request_timeout_s: float = 300.0
+    warnings: tuple[str, ...] = ()
 
     @property
     def concurrency(self) -> int | None:
@@ -125,7 +133,7 @@ async def replay_workload(
         on_progress=on_progress,
         should_stop=should_stop,
     )
-    return replace(run, warnings=(*warnings, *run.warnings))
+    return replace(run, warnings=(*plan.warnings, *warnings, *run.warnings))
 
 
 async def ask_text(endpoint: Endpoint, request: Request) -> str:

@@ -112,9 +112,9 @@ def _history(url: str | None) -> Check:
 
 
 def _model(path: str) -> Check:
-    from kvtune.autotune.profiling import weight_bytes
     from kvtune.autotune.trial import check_model
     from kvtune.errors import KvtuneError
+    from kvtune.policies.checkpoint import weight_bytes
     from kvtune.policies.model_shape import read_model_shape
 
     try:

@@ -32,7 +32,10 @@ StoreUrl = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", help="Checkpoint directory or hub id to start a server with."),
+    typer.Option(
+        "--model",
+        help="Checkpoint directory or hub id to start a server with; with --url: what it serves.",
+    ),
 ]
 ServedModelName = Annotated[
     str | None, typer.Option("--served-model-name", help="Name that requests use for the model.")
@@ -203,10 +206,24 @@ def read_workload(
     heldout_share: float = 0.0,
     seed: int = 0,
 ) -> Workload:
-    """Load a workload file that the user named."""
+    """Load a workload file that the user named; records that are left out are said on stderr."""
+    import sys
+    from collections import Counter
+
     from kvtune.profilers.workload import load_workload
 
-    return load_workload(path, format=format, limit=limit, heldout_share=heldout_share, seed=seed)
+    skipped: Counter[str] = Counter()
+    workload = load_workload(
+        path,
+        format=format,
+        limit=limit,
+        heldout_share=heldout_share,
+        seed=seed,
+        skipped=skipped,
+    )
+    for reason, count in skipped.items():
+        sys.stderr.write(f"warning: {path}: {count} records skipped: {reason}\n")
+    return workload
 
 
 def make_plan(
@@ -218,28 +235,42 @@ def make_plan(
     natural_stop: bool,
     output_tokens: int,
 ) -> LoadPlan:
-    """How a workload is replayed: closed loop if asked for or without arrival times."""
-    from kvtune.autotune.profiling import vocab_size
+    """How a workload is replayed: closed loop if asked for or without arrival times.
+
+    Raises:
+        BadInput: `time_scale` is given and there are no arrival times to scale.
+    """
+    from kvtune.errors import BadInput
+    from kvtune.policies.checkpoint import vocab_size
     from kvtune.profilers.load.client import ClosedLoop, OpenLoop
-    from kvtune.profilers.measure import LoadPlan
+    from kvtune.profilers.measure import UNKNOWN_VOCAB_SIZE, LoadPlan
 
     timed = all(request.arrival_s is not None for request in workload.requests)
     arrivals: OpenLoop | ClosedLoop
     if concurrency is None and timed:
         arrivals = OpenLoop(time_scale=time_scale)
+    elif time_scale != 1.0:
+        why = "--concurrency keeps a closed loop" if timed else "the workload has no arrival times"
+        raise BadInput(
+            f"--time-scale multiplies arrival times, and {why}",
+            fix="leave out --concurrency" if timed else "set the load with --concurrency",
+        )
     else:
         arrivals = ClosedLoop(concurrency or 16)
     known = vocab_size(model) if model is not None else None
-    plan = LoadPlan(
+    warnings = []
+    if known is None and any(item.input_tokens is not None for item in workload.requests):
+        warnings.append(
+            f"the model's vocabulary is not known: prompts that are only lengths are made of its "
+            f"first {UNKNOWN_VOCAB_SIZE:,} token ids"
+        )
+    return LoadPlan(
         arrivals=arrivals,
         fixed_length=not natural_stop,
         default_output_tokens=output_tokens,
+        vocab_size=known or UNKNOWN_VOCAB_SIZE,
+        warnings=tuple(warnings),
     )
-    if known is None:
-        return plan
-    from dataclasses import replace
-
-    return replace(plan, vocab_size=known)
 
 
 def open_history(url: str | None) -> Store:

@@ -30,6 +30,14 @@ class _Load:
     plan: LoadPlan
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the user says of a server that runs already: its checkpoint and its arguments."""
+
+    model: str | None
+    arguments: options.Arguments | None
+
+
 def profile(
     url: Annotated[
         str | None, typer.Option("--url", help="A running server to attach to; never disturbed.")
@@ -60,17 +68,24 @@ def profile(
     """Say what a workload is bound by, with the evidence.
 
     With --url kvtune attaches to a running server: without a workload it only reads its counters,
-    with one it sends that load. With --model it starts a server, replays the workload and stops it.
+    with one it sends that load. --model then names the server's checkpoint on this disk, whose
+    sizes tell KV reads from weight reads; --engine-args may say how that server was started. With
+    --model alone kvtune starts a server, replays the workload and stops it.
     """
     from kvtune.autotune.cli.console import TerminalReporter, print_json, print_profile
+    from kvtune.autotune.trial import check_model
     from kvtune.errors import BadInput
     from kvtune.profilers.goal import parse_goal
 
-    if (url is None) == (model is None):
+    if url is None and model is None:
         raise BadInput(
-            "profile needs a server: either --url or --model",
+            "profile needs a server: --url of a running one, or --model to start one",
             fix="kvtune profile --url http://localhost:8000, or --model PATH --workload FILE",
         )
+    if model is not None:
+        check_model(model)
+        model = options.resolved_model(model)
+    arguments = options.base_arguments(engine_args, kv_memory)
     wanted = parse_goal(goal or [])
     watch_s = options.parse_duration(duration)
     load = None
@@ -89,7 +104,8 @@ def profile(
     with options.open_history(store) as history:
         with reporter.live():
             if url is not None:
-                result = _attached(url, load, watch_s, wanted, reporter)
+                known = _Known(model, arguments or None)
+                result = _attached(url, known, load, watch_s, wanted, reporter)
             elif load is None:
                 raise BadInput(
                     "a server that kvtune starts gets no traffic of its own",
@@ -99,11 +115,10 @@ def profile(
                 runner = options.make_engine(
                     engine, python=engine_python, command=engine_command, cold_start=cold_start
                 )
-                arguments = options.base_arguments(engine_args, kv_memory)
                 with runner:
                     result = _launched(
                         runner,
-                        options.resolved_model(str(model)),
+                        str(model),
                         served_model_name,
                         arguments,
                         start_timeout,
@@ -120,22 +135,37 @@ def profile(
 
 
 def _attached(
-    url: str, load: _Load | None, watch_s: float, goal: Goal, reporter: TerminalReporter
+    url: str,
+    known: _Known,
+    load: _Load | None,
+    watch_s: float,
+    goal: Goal,
+    reporter: TerminalReporter,
 ) -> Profile:
-    import asyncio
-
     from kvtune.autotune.profiling import Subject, profile_of, watch
+    from kvtune.autotune.trial import request_failure
     from kvtune.engines.vllm.attach import attach
+    from kvtune.errors import EngineError
+    from kvtune.profilers.load import runtime
 
     reporter.phase(f"Attaching to {url}")
     endpoint, effective = attach(url)
+    if known.model is not None and known.arguments is None:
+        reporter.note(
+            "the weights are taken to be on one device; if they are not, say so with "
+            '--engine-args "--tensor-parallel-size N"'
+        )
     if load is None:
         reporter.note(f"watching {endpoint.model} for {watch_s:g} s; nothing is sent")
-        run = asyncio.run(watch(endpoint, watch_s, on_second=reporter.watched))
+        run = runtime.run(watch(endpoint, watch_s, on_second=reporter.watched))
     else:
         run = _replayed(endpoint, effective, load, reporter)
+        if (failure := request_failure(run)) is not None:
+            raise EngineError(failure.failure, failure.message, failure.fix)
     subject = Subject(
-        model=endpoint.model,
+        model=known.model,
+        served_name=endpoint.model,
+        arguments=known.arguments,
         endpoint_url=endpoint.url,
         effective=effective,
         fingerprint=None if load is None else load.workload.fingerprint,
@@ -155,12 +185,11 @@ def _launched(
     reporter: TerminalReporter,
 ) -> Profile:
     from kvtune.autotune.profiling import Subject, profile_of
-    from kvtune.autotune.trial import check_model, request_failure
+    from kvtune.autotune.trial import request_failure
     from kvtune.engines.base import ServerSpec
     from kvtune.errors import EngineError
     from kvtune.kernels.device import detect_device
 
-    check_model(model)
     info = runner.describe()
     reporter.phase(f"Starting {info.name} {info.version} with {model}")
     server = runner.launch(
@@ -177,6 +206,8 @@ def _launched(
         raise EngineError(failure.failure, failure.message, failure.fix, failure.log_excerpt)
     subject = Subject(
         model=model,
+        served_name=server.endpoint.model,
+        arguments=arguments,
         endpoint_url=server.endpoint.url,
         effective=server.effective,
         engine=info,
@@ -189,12 +220,11 @@ def _launched(
 def _replayed(
     endpoint: Endpoint, effective: EffectiveConfig | None, load: _Load, reporter: TerminalReporter
 ) -> LoadRun:
-    import asyncio
-
+    from kvtune.profilers.load import runtime
     from kvtune.profilers.measure import replay_workload
 
     reporter.note(f"replaying {len(load.workload.requests)} requests of {load.workload.name}")
-    return asyncio.run(
+    return runtime.run(
         replay_workload(
             endpoint,
             load.workload.requests,

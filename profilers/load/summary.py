@@ -31,12 +31,15 @@ def run_warnings(
 
 
 def _failures(records: Sequence[RequestRecord]) -> str:
-    errors = Counter(record.error for record in records if record.error is not None)
+    errors = Counter(record.error or "no token came back" for record in records if not record.ok)
     if not errors:
         return ""
     shown = "; ".join(f"{error} ({count})" for error, count in errors.most_common(_KINDS_SHOWN))
     more = f"; and {len(errors) - _KINDS_SHOWN} other errors" if len(errors) > _KINDS_SHOWN else ""
-    return f"{sum(errors.values())} of {len(records)} requests failed: {shown}{more}"
+    return (
+        f"{sum(errors.values())} of {len(records)} requests failed, and no latency counts them: "
+        f"{shown}{more}"
+    )
 
 
 def _token_counts(records: Sequence[RequestRecord]) -> str:
