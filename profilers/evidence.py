@@ -61,6 +61,15 @@ STEP_LEAST_SHARE = 0.5
 PREFILL_LEAST_SHARE = 0.7
 """Requests that spend this much of their time before the first token are prefill work."""
 
+TELL_CONFIGURATION = (
+    "profile with --model, so that kvtune starts the server, or start it with "
+    "VLLM_SERVER_DEV_MODE=1, so that /server_info tells"
+)
+"""How a user makes a server say what it runs with."""
+
+NAME_CHECKPOINT = "name the checkpoint's directory with --model, together with --url if it runs"
+"""How a user makes the bytes of a model known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sign:
@@ -192,7 +201,7 @@ def _queue_signs(window: Window) -> dict[str, Sign]:
             "the free KV blocks don't hold the prompts that wait",
             ""
             if nobody_waits
-            else "needs finished requests and kv_cache_size_tokens from the server's configuration",
+            else "needs finished requests and kv_cache_size_tokens: " + TELL_CONFIGURATION,
             unit="prompts",
             below=True,
         ),
@@ -204,8 +213,7 @@ def _queue_signs(window: Window) -> dict[str, Sign]:
             "requests wait while every sequence slot is in use",
             ""
             if nobody_waits
-            else "needs max_num_seqs, which /metrics does not export: "
-            "give it, or let kvtune start the server",
+            else "needs max_num_seqs, which /metrics does not export: " + TELL_CONFIGURATION,
         ),
         "evicted": _sign(
             "evicted_cached_blocks",
@@ -223,11 +231,16 @@ def _device_signs(window: Window) -> dict[str, Sign]:
     arithmetic, weight_reads, kv_reads = window.step_model or (None, None, None)
     return {
         "flops": _of_peak(
-            "flops_of_peak", window.flops_share, FLOPS, "arithmetic keeps the device busy"
+            "flops_of_peak",
+            window.flops_share,
+            window.peak_flops_per_s,
+            FLOPS,
+            "arithmetic keeps the device busy",
         ),
         "traffic": _of_peak(
             "memory_traffic_of_peak",
             window.traffic_share,
+            window.peak_bytes_per_s,
             READ_BYTES,
             "memory traffic keeps the device busy",
         ),
@@ -249,8 +262,8 @@ def _device_signs(window: Window) -> dict[str, Sign]:
     }
 
 
-def _of_peak(metric: str, value: float | None, series: str, says: str) -> Sign:
-    source = f"{series}, measured peak"
+def _of_peak(metric: str, value: float | None, peak: float | None, series: str, says: str) -> Sign:
+    source = f"{series}, the device's peak"
     if value is not None and value > PEAK_MOST_SHARE:
         evidence = Evidence(
             metric=metric,
@@ -259,15 +272,16 @@ def _of_peak(metric: str, value: float | None, series: str, says: str) -> Sign:
             unit="share",
             source=source,
             holds=None,
-            says="more than the measured peak, so the peak is wrong",
+            says="more than the device's peak, so the peak is wrong",
         )
-        return Sign(evidence, "measure the device's peak again, right next to the run")
-    fix = "restart with --enable-mfu-metrics (0 means off) and measure the device's peaks"
+        return Sign(evidence, "the device's peak does not fit the run, so this row says nothing")
+    # Nobody can supply a peak by hand, so its absence asks for nothing.
+    fix = "" if peak is None else "restart the server with --enable-mfu-metrics (0 means off)"
     return _sign(metric, value, PEAK_LEAST_SHARE, source, says, fix)
 
 
 def _modelled(what: str, value: float | None, says: str) -> Sign:
-    fix = "needs finished requests, and the weight and KV bytes of the model: give its path"
+    fix = f"needs finished requests, and the bytes of weights and KV: {NAME_CHECKPOINT}"
     source = "model of a step from token counters and bytes"
     return _sign(f"modelled_{what}_share", value, STEP_LEAST_SHARE, source, says, fix)
 

@@ -10,7 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvtune.profilers.evidence import PEAK_LEAST_SHARE, Signs, take_signs
+from kvtune.profilers.evidence import (
+    NAME_CHECKPOINT,
+    PEAK_LEAST_SHARE,
+    TELL_CONFIGURATION,
+    Signs,
+    take_signs,
+)
 from kvtune.profilers.window import Window
 from kvtune.types import Bottleneck, Evidence, Verdict
 
@@ -178,7 +184,7 @@ def _waiting(window: Window, signs: Signs) -> _Finding | None:
         return _abstain(
             "Requests wait, but whether for KV blocks or for a sequence slot cannot be told: "
             "max_num_seqs is not known.",
-            "Give max_num_seqs (and the KV cache size), or let kvtune start the server.",
+            f"To learn max_num_seqs, {TELL_CONFIGURATION}.",
             "max_num_seqs: /metrics does not export it",
         )
     if signs.at_limit.fails and signs.no_room.value is None:
@@ -260,7 +266,7 @@ def _by_model(signs: Signs) -> _Finding:
     return _abstain(
         "Decoding takes most of the requests' time, but whether it reads KV or weights cannot be "
         "told.",
-        "Give the model's path, so that its weight and KV bytes are known.",
+        f"To tell them apart, {NAME_CHECKPOINT}.",
     )
 
 

@@ -345,14 +345,29 @@ def test_more_than_a_peak_discredits_the_peak():
     traffic = row(verdict, "memory_traffic_of_peak")
     assert traffic.value > 2
     assert traffic.holds is None
-    assert any("peak again" in item for item in verdict.missing)
+    assert any("peak does not fit" in item for item in verdict.missing)
     assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.OVERHEAD, "medium")
 
 
 def test_unknown_model_is_named_as_missing():
     verdict = judge(short_decode(weight_bytes=None, peak_flops_per_s=None))
     assert verdict.bottleneck is Bottleneck.ABSTAIN
-    assert any("path" in item for item in verdict.missing)
+    assert any("--model" in item for item in verdict.missing)
+    assert "--model" in verdict.next_experiment
+
+
+def test_nobody_is_asked_for_what_kvtune_has_no_option_for():
+    unknown = short_decode(
+        weight_bytes=None, peak_flops_per_s=None, peak_bytes_per_s=None, queue_s=30.0
+    )
+    samples = gauges(*[(6, 8, 0.3)] * 10)
+    for seen in (unknown, replace(unknown, effective=None, gauges=samples)):
+        verdict = judge(seen)
+        asked = " ".join([*verdict.missing, verdict.next_experiment])
+        assert "peak" not in asked
+        assert "give" not in asked.lower()
+        assert row(verdict, "flops_of_peak").holds is None, "the row is there, and unknown"
+    assert "VLLM_SERVER_DEV_MODE=1" in verdict.next_experiment
 
 
 def test_evicted_prefix_blocks_are_shown():
