@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 
 from kvtune.policies.capacity import (
     Pool,
+    effective_kv_bytes,
     kv_bytes_per_token,
     limited_arguments,
     memory_to_set,
     pool_of,
+    reported_kv_bytes,
     resident_requests,
     shortfall,
 )
@@ -137,3 +139,30 @@ def test_a_request_fits_exactly_when_its_blocks_and_the_reserved_one_do(memory, 
     blocks_needed = -(-length // block) + 1
     fits = blocks_needed * block * 131_072 <= memory
     assert (shortfall(arguments, ctx) is None) == fits
+
+
+@pytest.mark.parametrize(
+    ("effective", "arguments", "each"),
+    [
+        (None, {}, 2),
+        (EffectiveConfig(kv_cache_dtype="auto", model_dtype="bfloat16"), {}, 2),
+        (EffectiveConfig(kv_cache_dtype="auto", model_dtype="float32"), {}, 4),
+        (EffectiveConfig(kv_cache_dtype="fp8_e4m3", model_dtype="bfloat16"), {}, 1),
+        (EffectiveConfig(kv_cache_dtype="auto"), {"kv-cache-dtype": "fp8"}, 2),
+        (EffectiveConfig(), {"kv-cache-dtype": "fp8"}, 1),
+    ],
+)
+def test_a_running_server_has_the_last_word_on_its_number_formats(effective, arguments, each):
+    bytes_a_token = effective_kv_bytes(LLAMA_8B, arguments, effective)
+    assert bytes_a_token == 2 * 32 * 8 * 128 * each
+    parallel = {**arguments, "tensor-parallel-size": 4}
+    assert effective_kv_bytes(LLAMA_8B, parallel, effective) == bytes_a_token // 4
+
+
+def test_reported_bytes_of_a_token_are_the_pools_over_its_blocks():
+    # vLLM 0.32 and SmolLM2 on a CPU: 22 blocks of 128 in 64 MiB; a token takes 23,040 bytes.
+    seen = EffectiveConfig(kv_cache_memory_bytes=64 * MIB, num_gpu_blocks=22, block_size_tokens=128)
+    assert reported_kv_bytes({}, seen) == pytest.approx(23_831, abs=1)
+    assert reported_kv_bytes({"num-gpu-blocks-override": 22}, seen) is None, "not its blocks"
+    for missing in ("kv_cache_memory_bytes", "num_gpu_blocks", "block_size_tokens"):
+        assert reported_kv_bytes({}, seen.model_copy(update={missing: None})) is None
