@@ -1,0 +1,260 @@
+"""The engine on a real vLLM: both starts serve alike, failures are told, nothing is left."""
+
+import collections
+import concurrent.futures
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvtune.engines.base import ServerSpec
+from kvtune.engines.vllm.engine import VllmEngine
+from kvtune.errors import EngineError
+from kvtune.types import FailureClass
+
+pytestmark = pytest.mark.integration
+
+ARGUMENTS = {"enforce-eager": True, "kv-cache-memory-bytes": "256M", "max-model-len": 2048}
+SHORT = list(range(100, 140))
+LONG = [(position * 7919) % 40_000 + 100 for position in range(1500)]
+BATCH = [[(position * step) % 40_000 + 50 for position in range(300)] for step in (3, 4, 5)]
+
+
+@pytest.fixture(scope="module")
+def warm():
+    with VllmEngine() as engine:
+        assert engine.describe().platform == "cpu", "forking is for the CPU platform"
+        yield engine
+
+
+@pytest.fixture
+def launch(warm, model, tmp_path):
+    def launch(engine=warm, **changed):
+        arguments = {name.replace("_", "-"): value for name, value in changed.items()}
+        spec = ServerSpec(model, served_model_name="m", arguments={**ARGUMENTS, **arguments})
+        return engine.launch(spec, log_path=tmp_path / "server.log", start_timeout_s=200)
+
+    return launch
+
+
+def complete(server, prompt, tokens):
+    body = {
+        "model": "m",
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    request = urllib.request.Request(
+        f"{server.endpoint.url}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.load(answer)["choices"][0]["token_ids"]
+
+
+def complete_together(server, prompts, tokens):
+    with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(lambda prompt: complete(server, prompt, tokens), prompts))
+
+
+def process(server, name):
+    children = psutil.Process(server.endpoint.pid).children(recursive=True)
+    return next(child for child in children if name in child.name())
+
+
+def binding(server):
+    """How many of the worker's threads may run on which CPUs."""
+    worker = process(server, "Worker").pid
+    masks = [
+        (thread / "status").read_text().partition("Cpus_allowed_list:")[2].split()[0]
+        for thread in Path(f"/proc/{worker}/task").iterdir()
+    ]
+    return collections.Counter(masks)
+
+
+def decode_cpu_s(server, seed):
+    """Processor seconds of the worker for four sequences that decode together."""
+    prompts = [
+        [(position * (step + 3) + seed) % 40_000 + 50 for position in range(64)]
+        for step in range(4)
+    ]
+    worker = process(server, "Worker")
+    before = worker.cpu_times()
+    complete_together(server, prompts, 48)
+    after = worker.cpu_times()
+    return after.user + after.system - before.user - before.system
+
+
+def test_a_forked_server_serves_exactly_as_a_started_one(warm, launch):
+    cold = VllmEngine(start="cold")
+    with launch(cold) as started, launch(warm) as forked:
+        assert (started.effective.start_kind, forked.effective.start_kind) == ("cold", "warm")
+        same = {"start_kind": None}
+        assert started.effective.model_copy(update=same) == forked.effective.model_copy(update=same)
+        assert started.effective.kv_cache_size_tokens == 11_648
+        assert started.effective.source == ("server_info", "log")
+        assert started.warnings == forked.warnings == ()
+        for prompt, tokens in ((SHORT, 48), (LONG, 32)):
+            answer = complete(started, prompt, tokens)
+            assert complete(forked, prompt, tokens) == answer
+            assert len(set(answer)) > 1
+        # Which requests share a step depends on when they arrive, and rounding on what shares one.
+        answers = [complete_together(started, BATCH, 32) for _ in range(3)]
+        assert any(complete_together(forked, BATCH, 32) in answers for _ in range(3))
+        assert binding(started) == binding(forked)
+        # Processor time and not speed, which depends on what else runs on this machine.
+        ratios = [decode_cpu_s(forked, seed) / decode_cpu_s(started, seed) for seed in range(7)]
+        assert 0.85 < statistics.median(ratios) < 1.18
+        assert forked.start_s < started.start_s / 2
+
+
+def test_the_cache_that_was_asked_for_is_the_cache_that_is_there(launch):
+    with launch(block_size=64, kv_cache_memory_bytes="128M", max_num_seqs=8) as server:
+        effective = server.effective
+    assert effective.block_size_tokens == 64
+    assert effective.kv_cache_memory_bytes == 128 << 20
+    assert effective.kv_cache_size_tokens == effective.num_gpu_blocks * 64
+    assert effective.max_num_seqs == 8
+    assert effective.engine_version == "0.32.0"
+    assert effective.model_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("changed", "failure", "said", "fix"),
+    [
+        ({"block_size": 16}, FailureClass.BAD_ARGUMENT, "No common block size", "--block-size"),
+        (
+            {"kv_cache_memory_bytes": "8M"},
+            FailureClass.DOES_NOT_FIT,
+            "larger than the available KV cache memory",
+            "--max-model-len 128 or less",
+        ),
+        (
+            {"max_model_len": 100_000},
+            FailureClass.BAD_ARGUMENT,
+            "max_model_len (100000) is greater",
+            "arguments",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_start_says_why(launch, changed, failure, said, fix):
+    with pytest.raises(EngineError) as caught:
+        launch(**changed)
+    assert caught.value.failure is failure
+    assert said in caught.value.message
+    assert fix in caught.value.fix
+
+
+def test_an_ignored_attention_backend_is_a_warning(launch):
+    with launch(attention_backend="FLASH_ATTN") as server:
+        (warning,) = server.warnings
+    assert "does not use the attention backend FLASH_ATTN" in warning
+
+
+@pytest.mark.parametrize("victim", ["EngineCore", "Worker"])
+def test_an_engine_that_is_killed_under_load_is_noticed_within_seconds(launch, victim):
+    with launch() as server:
+
+        def load():
+            with contextlib.suppress(OSError):
+                complete(server, SHORT, 1500)
+
+        client = threading.Thread(target=load)
+        client.start()
+        time.sleep(1)
+        assert server.failure() is None
+        tree = psutil.Process(server.endpoint.pid).children(recursive=True)
+        process(server, victim).kill()
+        start_s = time.monotonic()
+        while server.failure() is None and time.monotonic() - start_s < 20:
+            time.sleep(0.05)
+        assert server.failure().failure is FailureClass.CRASH_UNDER_LOAD
+        assert "unexpectedly" in server.failure().message
+        client.join()
+    assert not any(child.is_running() for child in tree)
+
+
+def test_the_installed_parser_judges_arguments(warm, model):
+    good, abbreviated, wrong, unknown = warm.check_many(
+        [
+            ARGUMENTS,
+            {"max-num-seq": 8},
+            {"max-num-seqs": "many"},
+            {"calculate-kv-scales": True},
+        ],
+        model,
+    )
+    assert good == ()
+    assert "did you mean --max-num-seqs?" in abbreviated[0]
+    assert "invalid int value: 'many'" in wrong[0]
+    assert "is not an option" in unknown[0]
+    assert {"kv-cache-dtype", "no-enable-prefix-caching"} <= warm.known_options()
+
+
+KVTUNE = """
+import sys
+from pathlib import Path
+from kvtune.engines.base import ServerSpec
+from kvtune.engines.vllm.engine import VllmEngine
+start, model, folder, *rest = sys.argv[1:]
+arguments = {"enforce-eager": True, "kv-cache-memory-bytes": "256M", "max-model-len": 2048}
+engine = VllmEngine(start=start)
+server = engine.launch(ServerSpec(model, arguments=arguments), log_path=Path(folder) / "log")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "when", "number"),
+    [("warm", "ready", signal.SIGKILL), ("cold", "starting", signal.SIGINT)],
+)
+def test_no_vllm_outlives_a_kvtune_that_is_ended(model, tmp_path, start, when, number):
+    kvtune = subprocess.Popen(
+        [sys.executable, "-c", KVTUNE, start, model, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    with kvtune:
+        if when == "ready":
+            assert kvtune.stdout.readline() == b"ready\n"
+        else:
+            while "EngineCore" not in str(names := [c.name() for c in children(kvtune)]):
+                assert kvtune.poll() is None, names
+                time.sleep(0.2)
+        tree = children(kvtune)
+        assert len(tree) >= 3
+        os.killpg(kvtune.pid, number)
+        kvtune.wait(30)
+    gone, alive = psutil.wait_procs(tree, timeout=20)
+    assert alive == []
+    assert len(gone) == len(tree)
+
+
+def children(kvtune):
+    return psutil.Process(kvtune.pid).children(recursive=True)
+
+
+def test_a_model_folder_without_weights_fails_before_the_engine_starts(launch, model, tmp_path):
+    (tmp_path / "model").mkdir()
+    shutil.copy(Path(model) / "config.json", tmp_path / "model")
+    spec = ServerSpec(str(tmp_path / "model"), arguments=ARGUMENTS)
+    with VllmEngine(start="cold") as engine, pytest.raises(EngineError) as caught:
+        engine.launch(spec, log_path=tmp_path / "log", start_timeout_s=100)
+    assert caught.value.failure in (FailureClass.WRONG_MODEL, FailureClass.CRASH_AT_START)
