@@ -1,5 +1,7 @@
 """One trial on real simulated servers: every way they fail has a class, and none is left behind."""
 
+import asyncio
+import json
 from types import SimpleNamespace
 
 import psutil
@@ -71,11 +73,18 @@ def measured(engine, tmp_path, monkeypatch):
     monkeypatch.setattr("kvtune.autotune.trial.DYING_S", 0.5)
 
     def run(
-        load=None, canary=False, plan=None, reporter=None, repeats=1, start_timeout_s=20, **options
+        load=None,
+        canary=False,
+        plan=None,
+        reporter=None,
+        repeats=1,
+        start_timeout_s=20,
+        model="org/model",
+        **options,
     ):
         bench = Bench(
             engine=engine,
-            model="org/model",
+            model=model,
             served_model_name="chat",
             environment={"KVTUNE_TEST": "1"},
             plan=plan or LoadPlan(ClosedLoop(4), warmup_requests=2),
@@ -201,6 +210,37 @@ def test_an_interrupt_in_a_replay_ends_the_server_and_passes_through(measured, e
         measured(reporter=Impatient())
     assert engine.pids
     assert not psutil.pid_exists(engine.pids[0])
+
+
+def test_a_replay_runs_on_the_loop_that_is_benchmarked(measured):
+    uvloop = pytest.importorskip("uvloop")
+    loops = set()
+
+    class Watching(Recorder):
+        def load(self, progress):
+            loops.add(type(asyncio.get_running_loop()))
+
+    measured(reporter=Watching())
+    assert loops == {uvloop.Loop}
+
+
+def test_kv_bytes_of_a_token_are_predicted_in_the_format_that_the_server_reports(
+    measured, tmp_path
+):
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "hidden_size": 576,
+        "max_position_embeddings": 8192,
+        "vocab_size": 49152,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for dtype, predicted in (("auto", 23_040), ("fp8", 11_520)):
+        measurement, _ = measured(model=str(tmp_path), kv_cache_dtype=dtype)
+        assert measurement.kv_bytes_per_token_predicted == predicted
+        assert measurement.kv_bytes_per_token_observed == pytest.approx(predicted, rel=0.05)
 
 
 def test_a_workload_of_which_nothing_fits_the_context_is_bad_input(measured):

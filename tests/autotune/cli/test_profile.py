@@ -1,0 +1,90 @@
+"""`kvtune profile` on real simulated servers."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from kvtune.autotune.cli.app import app
+from kvtune.engines.base import ServerSpec
+from kvtune.engines.simulated.engine import SimulatedEngine
+from kvtune.errors import BadInput, EngineError
+from kvtune.types import FailureClass
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Starts a simulated server that serves `m`; returns its address."""
+    running = []
+
+    def start(**options):
+        arguments = {name.replace("_", "-"): value for name, value in options.items()}
+        spec = ServerSpec("m", arguments={"simulate-time-scale": 0.05, **arguments})
+        running.append(SimulatedEngine().launch(spec, log_path=tmp_path / "server.log"))
+        return running[-1].endpoint.url
+
+    yield start
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture
+def profile(tmp_path, monkeypatch):
+    """Runs the command on a workload of ten lengths; returns the profile."""
+    monkeypatch.setenv("KVTUNE_STORE", str(tmp_path / "kvtune.db"))
+    workload = tmp_path / "requests.jsonl"
+    workload.write_text('{"input_tokens": 40, "output_tokens": 8}\n' * 10)
+
+    def run(*words, load=True):
+        asked = ["--workload", str(workload), "--concurrency", "4"] if load else []
+        result = CliRunner().invoke(app, ["profile", "--json", *asked, *words])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    return run
+
+
+def rows(profile):
+    return {row["metric"]: row for row in profile["verdict"]["evidence"]}
+
+
+def test_an_attached_server_that_rejects_everything_is_a_failure_not_idle(serve, profile):
+    url = serve(simulate_error_rate=1.0)
+    with pytest.raises(EngineError) as error:
+        profile("--url", url)
+    assert error.value.failure is FailureClass.REQUEST_ERRORS
+    assert error.value.exit_code == 3
+    assert "10 of 10 requests failed" in error.value.message
+
+
+def test_the_name_of_a_served_model_is_not_looked_up_on_this_disk(
+    serve, profile, tmp_path, monkeypatch
+):
+    checkpoint = tmp_path / "m"
+    checkpoint.mkdir()
+    (checkpoint / "model.safetensors").write_bytes(b"w" * (1 << 20))
+    (checkpoint / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    url = serve(kv_cache_memory_bytes=512 << 20)
+    attached = profile("--url", url)
+    assert attached["model"] == "m"
+    assert rows(attached)["modelled_weight_reads_share"]["value"] is None
+    told = profile("--url", url, "--model", "./m")
+    assert told["model"] == str(checkpoint)
+    assert rows(told)["modelled_weight_reads_share"]["value"] > 0
+
+
+def test_a_profile_needs_a_server_and_a_server_of_its_own_a_load(profile):
+    with pytest.raises(BadInput, match="needs a server"):
+        profile()
+    with pytest.raises(BadInput, match="no traffic of its own"):
+        profile("--model", "org/name", "--engine", "simulated", load=False)
+
+
+def test_a_server_is_started_profiled_and_stopped(profile):
+    found = profile("--model", "org/name", "--engine", "simulated")
+    assert found["model"] == "org/name"
+    assert found["metrics"]["failed_requests"] == [0.0]
+    assert any("vocabulary is not known" in warning for warning in found["warnings"])
