@@ -168,7 +168,7 @@ class Ledger:
         )
 
 
-def checkpoint_signature(model: str) -> list[list[str | int]]:
+def checkpoint_signature(model: str) -> list[JsonValue]:
     """What tells a checkpoint from another one that was written to the same place.
 
     Name, size and time of change of its files; empty for a hub id.

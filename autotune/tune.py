@@ -33,13 +33,14 @@ from kvtune.autotune.ledger import (
     RequestSet,
 )
 from kvtune.autotune.limits import Budget, Rules
-from kvtune.autotune.profiling import Subject, model_shape, observed_concurrency, profile_of
+from kvtune.autotune.profiling import Subject, observed_concurrency, profile_of
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.search import Proposal, Search
 from kvtune.autotune.space import SearchSpace, build_space, infeasible_reason, stack_from
 from kvtune.autotune.trial import Bench
 from kvtune.kernels.device import detect_detail
 from kvtune.policies.base import Context
+from kvtune.policies.checkpoint import model_shape
 from kvtune.policies.stack import describe
 from kvtune.profilers.fingerprint import fingerprint
 from kvtune.profilers.goal import goal_violations
