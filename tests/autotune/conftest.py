@@ -1,12 +1,6 @@
 """A search to run: on a landscape if the test asks for one, else on simulated servers."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from contracts.landscape import DEVICE, GOAL, Landscape, Recorder, workload
 
 from kvtune.autotune import ledger
