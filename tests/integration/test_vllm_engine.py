@@ -5,7 +5,6 @@ import concurrent.futures
 import contextlib
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -249,12 +248,3 @@ def test_no_vllm_outlives_a_kvtune_that_is_ended(model, tmp_path, start, when, n
 
 def children(kvtune):
     return psutil.Process(kvtune.pid).children(recursive=True)
-
-
-def test_a_model_folder_without_weights_fails_before_the_engine_starts(launch, model, tmp_path):
-    (tmp_path / "model").mkdir()
-    shutil.copy(Path(model) / "config.json", tmp_path / "model")
-    spec = ServerSpec(str(tmp_path / "model"), arguments=ARGUMENTS)
-    with VllmEngine(start="cold") as engine, pytest.raises(EngineError) as caught:
-        engine.launch(spec, log_path=tmp_path / "log", start_timeout_s=100)
-    assert caught.value.failure in (FailureClass.WRONG_MODEL, FailureClass.CRASH_AT_START)

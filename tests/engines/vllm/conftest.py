@@ -1,7 +1,6 @@
 """Real processes without a real vLLM: a stand-in for it, and trees that do not want to end."""
 
 import contextlib
-import os
 import sys
 import time
 from pathlib import Path
@@ -42,12 +41,23 @@ def wait_for():
 
 
 @pytest.fixture
-def warm_parents():
+def new_children():
+    """List the processes that this test has started and that still run."""
+    before = psutil.Process().children(recursive=True)
+
+    def find():
+        return [c for c in psutil.Process().children(recursive=True) if c not in before]
+
+    return find
+
+
+@pytest.fixture
+def warm_parents(new_children):
     """Find the processes that have vLLM imported, without their guards."""
 
     def find():
         found = []
-        for child in psutil.Process().children(recursive=True):
+        for child in new_children():
             with contextlib.suppress(psutil.Error):
                 words = " ".join(child.cmdline())
                 if "warm_parent.py" in words and "guard.py" not in words:
@@ -76,7 +86,7 @@ def short_grace(monkeypatch):
 
 
 @pytest.fixture
-def fake_vllm(monkeypatch, tmp_path):
+def fake_vllm(monkeypatch, tmp_path, new_children):
     """Make every interpreter find the stand-in instead of a vLLM."""
     monkeypatch.setenv("PYTHONPATH", str(HERE / "fake"))
     monkeypatch.setenv("KVTUNE_HOME", str(tmp_path / "home"))
@@ -84,7 +94,7 @@ def fake_vllm(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def engine(fake_vllm, request):
+def engine(fake_vllm, request, new_children):
     with VllmEngine(start=getattr(request, "param", "cold")) as engine:
         yield engine
-    assert psutil.Process(os.getpid()).children(recursive=True) == []
+    assert new_children() == []

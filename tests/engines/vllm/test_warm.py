@@ -140,12 +140,12 @@ def test_the_parser_judges_in_a_process_of_its_own(parent):
     ],
 )
 def test_a_parent_that_cannot_serve_is_told_and_leaves_nothing(
-    fake_vllm, monkeypatch, trouble, said
+    fake_vllm, monkeypatch, new_children, trouble, said
 ):
     monkeypatch.setenv("FAKE_VLLM", trouble)
     with pytest.raises(WarmTrouble, match=said):
         WarmParent(sys.executable, {})
-    assert psutil.Process().children(recursive=True) == []
+    assert new_children() == []
 
 
 def test_a_parent_that_was_killed_cannot_serve_and_says_so(parent, tmp_path, warm_parents):
