@@ -10,7 +10,6 @@ import threading
 import urllib.request
 from pathlib import Path
 
-import psutil
 import pytest
 
 from kvtune.engines.base import ServerSpec
@@ -140,7 +139,7 @@ def test_a_server_that_never_gets_healthy_hangs(launch):
     assert caught.value.failure is FailureClass.HANG_AT_START
 
 
-def test_an_interrupt_while_starting_leaves_nothing(launch):
+def test_an_interrupt_while_starting_leaves_nothing(launch, new_children):
     def interrupt(line):
         signalled.set()
 
@@ -153,7 +152,7 @@ def test_an_interrupt_while_starting_leaves_nothing(launch):
     threading.Thread(target=press_ctrl_c).start()
     with pytest.raises(KeyboardInterrupt):
         launch(fake_fault="slow", on_log=interrupt)
-    assert psutil.Process().children(recursive=True) == []
+    assert new_children() == []
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_starts(launch, tmp_path):
