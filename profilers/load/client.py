@@ -91,10 +91,11 @@ async def replay(
             after = None if before is None or stopped else await scraper.read()
     finally:
         await pool.close()
-    warnings += measured.warnings(arrivals)
+    records = measured.records()
+    warnings += measured.warnings(records, arrivals)
     warnings += _scrape_warnings(scraper.problems, before, after)
     return LoadRun(
-        records=measured.records(),
+        records=records,
         duration_s=measured.duration_s,
         client_cpu_s=cpu_s,
         counters={} if before is None or after is None else counters_delta(before, after),
@@ -163,11 +164,13 @@ class _Replay:
             for index, (answer, scheduled_s) in sorted(self._answers.items())
         )
 
-    def warnings(self, arrivals: OpenLoop | ClosedLoop) -> list[str]:
-        """Return what is off about this pass."""
+    def warnings(
+        self, records: Sequence[RequestRecord], arrivals: OpenLoop | ClosedLoop
+    ) -> list[str]:
+        """Return what is off about this pass and its `records`."""
         answers = [answer for answer, _ in self._answers.values()]
         found = run_warnings(
-            self.records(),
+            records,
             without_usage=sum(a.error is None and a.output_tokens is None for a in answers),
             keeps_schedule=isinstance(arrivals, OpenLoop) and arrivals.max_concurrency is None,
         )

@@ -7,9 +7,11 @@ import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
+from kvtune.profilers.load.client import replay
 from kvtune.profilers.load.request import prepare
 from kvtune.types import Endpoint, Request
 
@@ -40,6 +42,7 @@ class Exchange:
     headers: dict
     content: bytes
     connection: int
+    reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     chunked: bool = field(default=False, init=False)
 
@@ -70,6 +73,10 @@ class Exchange:
     def end(self):
         if self.chunked:
             self.writer.write(b"0\r\n\r\n")
+
+    async def client_is_gone(self):
+        """Say nothing (more) until the client closes its end."""
+        await self.reader.read()
 
     async def tokens(self, count, gap_s=0.0):
         """Answer completely: `count` tokens, `gap_s` apart."""
@@ -126,7 +133,7 @@ async def serve(handler: Handler, tls: ssl.SSLContext | None = None, host="127.0
         server.connections += 1
         try:
             while True:
-                exchange = Exchange(*await read(reader), number, writer)
+                exchange = Exchange(*await read(reader), number, reader, writer)
                 server.exchanges.append(exchange)
                 await answer(exchange)
                 await writer.drain()
@@ -162,16 +169,43 @@ def requests(count, arrivals_s=None, output_tokens=3):
     ]
 
 
+async def until(condition, timeout_s=5.0):
+    """Wait for what has to happen soon; a busy machine may take its time."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def three_tokens(exchange):
+    await exchange.tokens(3)
+
+
+def run_replay(handler, prepared, arrivals, metrics=None, **options):
+    """Replay against a scripted server; returns the run and the server."""
+
+    async def main():
+        async with serve(handler) as server:
+            if metrics is not None:
+                server.metrics = metrics
+            run = await asyncio.wait_for(replay(server.endpoint, prepared, arrivals, **options), 15)
+            await until(lambda: server.lost == server.connections)
+            return run, server
+
+    return asyncio.run(main())
+
+
 @pytest.fixture
 def http():
-    """The scripted server (`http.serve`) and the messages it can send."""
-
-    class Tools:
-        pass
-
-    tools = Tools()
-    tools.serve, tools.requests, tools.token, tools.usage = serve, requests, token, usage
-    return tools
+    """The scripted server, what it can say, and requests to send to it."""
+    return SimpleNamespace(
+        requests=requests,
+        run_replay=run_replay,
+        serve=serve,
+        three_tokens=three_tokens,
+        token=token,
+        until=until,
+        usage=usage,
+    )
 
 
 @pytest.fixture

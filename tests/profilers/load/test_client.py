@@ -5,64 +5,24 @@ from itertools import pairwise
 
 import pytest
 
-from kvtune.errors import BadInput
 from kvtune.profilers.load.client import ClosedLoop, OpenLoop, replay
 from kvtune.types import Endpoint, Failure, FailureClass
 
 DEAD = Failure(failure=FailureClass.CRASH_UNDER_LOAD, message="the server died")
 
 
-async def three_tokens(exchange):
-    await exchange.tokens(3)
-
-
 async def hang(exchange):
-    await exchange.writer.wait_closed()
+    await exchange.client_is_gone()
 
 
 async def one_token_then_hang(exchange):
     exchange.head()
     await exchange.message({"choices": [{"text": "a", "finish_reason": None}]})
-    await exchange.writer.wait_closed()
-
-
-def run_replay(http, handler, requests, arrivals, metrics=None, **options):
-    """Replay against a scripted server; returns the run and the server."""
-
-    async def main():
-        async with http.serve(handler) as server:
-            if metrics is not None:
-                server.metrics = metrics
-            result = await asyncio.wait_for(
-                replay(server.endpoint, requests, arrivals, **options), 15
-            )
-            await asyncio.sleep(0.02)
-            return result, server
-
-    return asyncio.run(main())
-
-
-def test_closed_loop_keeps_the_concurrency_and_sends_in_order(http):
-    flying, most = 0, 0
-
-    async def handler(exchange):
-        nonlocal flying, most
-        flying += 1
-        most = max(most, flying)
-        await asyncio.sleep(0.01)
-        flying -= 1
-        await exchange.tokens(3)
-
-    run, server = run_replay(http, handler, http.requests(12), ClosedLoop(3))
-    assert most == 3
-    assert [r.index for r in run.records] == list(range(12))
-    assert sorted(e.body["prompt"] for e in server.answered[:3]) == ["p0", "p1", "p2"]
-    assert all(r.ok and r.output_tokens == 3 for r in run.records)
-    assert run.warnings == ()
+    await exchange.client_is_gone()
 
 
 def test_connections_are_reused_between_requests(http):
-    _, server = run_replay(http, three_tokens, http.requests(20), ClosedLoop(2))
+    _, server = http.run_replay(http.three_tokens, http.requests(20), ClosedLoop(2))
     assert len({exchange.connection for exchange in server.answered}) == 2
 
 
@@ -78,46 +38,13 @@ def test_times_are_those_of_the_server(http):
         await exchange.message(http.usage(3))
         await exchange.done()
 
-    run, _ = run_replay(http, handler, http.requests(1), ClosedLoop(1))
+    run, _ = http.run_replay(handler, http.requests(1), ClosedLoop(1))
     (record,) = run.records
     assert record.first_token_s - record.sent_s >= 0.08
-    assert record.gaps_s == pytest.approx([sent[1] - sent[0], sent[2] - sent[1]], abs=0.03)
+    assert record.gaps_s == pytest.approx([sent[1] - sent[0], sent[2] - sent[1]], abs=0.05)
     assert record.end_s == pytest.approx(record.first_token_s + sum(record.gaps_s))
     assert record.end_s <= run.duration_s
     assert 0 < run.client_cpu_s < run.duration_s
-
-
-@pytest.mark.parametrize("scale", [1.0, 0.5])
-def test_open_loop_keeps_the_scaled_schedule_of_the_trace(http, scale):
-    requests = http.requests(4, arrivals_s=[100.3, 100.0, 100.1, 100.2])
-    run, server = run_replay(http, three_tokens, requests, OpenLoop(scale))
-    assert [e.body["prompt"] for e in server.answered] == ["p1", "p2", "p3", "p0"]
-    assert [r.index for r in run.records] == [0, 1, 2, 3]
-    due_s = [0.3 * scale, 0.0, 0.1 * scale, 0.2 * scale]
-    assert [r.scheduled_s for r in run.records] == pytest.approx(due_s)
-    assert all(0 <= r.sent_s - r.scheduled_s < 0.08 for r in run.records)
-
-
-def test_open_loop_does_not_wait_for_slow_answers(http):
-    async def slow(exchange):
-        await asyncio.sleep(0.3)
-        await exchange.tokens(3)
-
-    requests = http.requests(4, arrivals_s=[0.0, 0.02, 0.04, 0.06])
-    run, _ = run_replay(http, slow, requests, OpenLoop())
-    assert max(r.sent_s for r in run.records) < 0.25
-
-
-def test_open_loop_with_a_limit_waits_and_keeps_when_it_was_due(http):
-    async def slow(exchange):
-        await asyncio.sleep(0.1)
-        await exchange.tokens(3)
-
-    requests = http.requests(3, arrivals_s=[0.0, 0.0, 0.0])
-    run, _ = run_replay(http, slow, requests, OpenLoop(max_concurrency=1))
-    assert [r.scheduled_s for r in run.records] == [0.0] * 3
-    assert run.records[2].sent_s > 0.2
-    assert not any("client late" in warning for warning in run.warnings)
 
 
 def test_warmup_comes_first_and_is_not_counted(http):
@@ -135,8 +62,8 @@ def test_warmup_comes_first_and_is_not_counted(http):
         return next(pages, "vllm:prompt_tokens_total 70\n")
 
     warmup = http.requests(2)
-    run, _ = run_replay(
-        http, handler, http.requests(5)[2:], ClosedLoop(1), metrics=metrics, warmup=warmup
+    run, _ = http.run_replay(
+        handler, http.requests(5)[2:], ClosedLoop(1), metrics=metrics, warmup=warmup
     )
     assert seen == ["p0", "p1", "p2", "p3", "p4"]
     assert len(run.records) == 3
@@ -151,7 +78,7 @@ def test_a_failing_warmup_is_told_but_does_not_end_the_run(http):
         else:
             await exchange.tokens(3)
 
-    run, _ = run_replay(http, handler, http.requests(3)[1:], ClosedLoop(1), warmup=http.requests(1))
+    run, _ = http.run_replay(handler, http.requests(3)[1:], ClosedLoop(1), warmup=http.requests(1))
     assert run.warnings == ("1 of 1 warm-up requests failed: HTTP 503: no body",)
     assert len(run.records) == 2
 
@@ -165,9 +92,11 @@ def test_failures_are_records_and_named_in_a_warning(http):
         else:
             await exchange.tokens(3)
 
-    run, _ = run_replay(http, handler, http.requests(3), ClosedLoop(3))
+    run, _ = http.run_replay(handler, http.requests(3), ClosedLoop(3))
     assert [r.error for r in run.records] == [None, "HTTP 503: overloaded", None]
-    assert run.warnings == ("1 of 3 requests failed: HTTP 503: overloaded (1)",)
+    assert run.warnings == (
+        "1 of 3 requests failed, and no latency counts them: HTTP 503: overloaded (1)",
+    )
 
 
 def test_a_dead_server_gives_failed_records_not_an_exception(http, unused_port):
@@ -185,27 +114,25 @@ def test_should_stop_ends_the_run_at_once(http):
         return DEAD if len(asked) == 3 else None
 
     began_s = time.perf_counter()
-    run, server = run_replay(
-        http, one_token_then_hang, http.requests(9), ClosedLoop(2), should_stop=should_stop
+    run, _ = http.run_replay(
+        one_token_then_hang, http.requests(9), ClosedLoop(2), should_stop=should_stop
     )
-    assert time.perf_counter() - began_s < 3
+    assert time.perf_counter() - began_s < 5
     assert [r.error for r in run.records] == ["stopped: the server died"] * 2
     assert all(r.first_token_s is not None and not r.ok for r in run.records)
     assert "stopped: the server died; 7 of 9 were not sent" in run.warnings
-    assert server.lost == server.connections
-    assert 0.15 < asked[1] - asked[0] < 0.6
+    assert 0.2 < asked[1] - asked[0] < 1
 
 
 def test_should_stop_also_ends_a_wait_for_the_next_arrival(http):
     requests = http.requests(2, arrivals_s=[0.0, 3600.0])
-    run, _ = run_replay(http, three_tokens, requests, OpenLoop(), should_stop=lambda: DEAD)
+    run, _ = http.run_replay(http.three_tokens, requests, OpenLoop(), should_stop=lambda: DEAD)
     assert [r.error for r in run.records] == [None]
     assert "stopped: the server died; 1 of 2 were not sent" in run.warnings
 
 
 def test_a_stop_during_the_warmup_measures_nothing(http):
-    run, _ = run_replay(
-        http,
+    run, _ = http.run_replay(
         hang,
         http.requests(2),
         ClosedLoop(1),
@@ -217,8 +144,8 @@ def test_a_stop_during_the_warmup_measures_nothing(http):
 
 
 def test_a_server_that_goes_silent_ends_the_run_as_stalled(http):
-    run, _ = run_replay(
-        http, one_token_then_hang, http.requests(5), ClosedLoop(2), stall_timeout_s=0.4
+    run, _ = http.run_replay(
+        one_token_then_hang, http.requests(5), ClosedLoop(2), stall_timeout_s=0.4
     )
     assert [r.error for r in run.records] == ["stalled: the server sent nothing for 0.4 s"] * 2
     assert any("3 of 5 were not sent" in warning for warning in run.warnings)
@@ -230,7 +157,7 @@ def test_a_request_that_waits_while_others_are_served_is_not_a_stall(http):
             await asyncio.sleep(1.2)
         await exchange.tokens(3, gap_s=0.1)
 
-    run, _ = run_replay(http, handler, http.requests(12), ClosedLoop(2), stall_timeout_s=0.8)
+    run, _ = http.run_replay(handler, http.requests(12), ClosedLoop(2), stall_timeout_s=0.8)
     assert all(r.ok for r in run.records)
 
 
@@ -238,7 +165,7 @@ def test_a_request_that_takes_too_long_times_out_alone(http):
     async def handler(exchange):
         await (hang(exchange) if exchange.body["prompt"] == "p0" else exchange.tokens(3))
 
-    run, _ = run_replay(http, handler, http.requests(3), ClosedLoop(2), request_timeout_s=0.3)
+    run, _ = http.run_replay(handler, http.requests(3), ClosedLoop(2), request_timeout_s=0.3)
     assert [r.error for r in run.records] == ["timeout: not complete after 0.3 s", None, None]
 
 
@@ -246,15 +173,13 @@ def test_cancelling_closes_every_connection(http):
     async def main():
         async with http.serve(one_token_then_hang) as server:
             task = asyncio.create_task(replay(server.endpoint, http.requests(4), ClosedLoop(4)))
-            await asyncio.sleep(0.2)
+            await http.until(lambda: len(server.answered) == 4)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await asyncio.sleep(0.02)
-            return server
+            await http.until(lambda: server.lost == server.connections)
 
-    server = asyncio.run(main())
-    assert server.lost == server.connections
+    asyncio.run(main())
 
 
 def test_progress_is_told_at_most_five_times_a_second_and_at_the_end(http):
@@ -266,7 +191,7 @@ def test_progress_is_told_at_most_five_times_a_second_and_at_the_end(http):
     async def handler(exchange):
         await exchange.tokens(3, gap_s=0.2)
 
-    run_replay(http, handler, http.requests(4), ClosedLoop(2), on_progress=on_progress)
+    http.run_replay(handler, http.requests(4), ClosedLoop(2), on_progress=on_progress)
     running = [at for at, _ in told[:-1]]
     assert len(running) >= 2
     assert all(b - a >= 0.2 for a, b in pairwise(running))
@@ -296,8 +221,8 @@ def test_counters_are_deltas_and_gauges_are_sampled(http):
     async def handler(exchange):
         await exchange.tokens(3, gap_s=0.15)
 
-    run, _ = run_replay(
-        http, handler, http.requests(1), ClosedLoop(1), metrics=metrics, scrape_interval_s=0.1
+    run, _ = http.run_replay(
+        handler, http.requests(1), ClosedLoop(1), metrics=metrics, scrape_interval_s=0.1
     )
     assert run.counters == {"vllm:prompt_tokens_total": 100.0 * (len(readings) - 1)}
     samples = run.gauges["vllm:num_requests_running"]
@@ -307,15 +232,17 @@ def test_counters_are_deltas_and_gauges_are_sampled(http):
 
 
 def test_no_metrics_page_is_a_warning(http):
-    run, _ = run_replay(http, three_tokens, http.requests(1), ClosedLoop(1), metrics=lambda: None)
+    run, _ = http.run_replay(
+        http.three_tokens, http.requests(1), ClosedLoop(1), metrics=lambda: None
+    )
     assert run.warnings == ("the server's counters are incomplete: /metrics: HTTP 404",)
     assert run.counters == {}
     assert run.records[0].ok
 
 
 def test_without_scraping_the_metrics_page_is_left_alone(http):
-    run, server = run_replay(
-        http, three_tokens, http.requests(1), ClosedLoop(1), scrape_interval_s=None
+    run, server = http.run_replay(
+        http.three_tokens, http.requests(1), ClosedLoop(1), scrape_interval_s=None
     )
     assert len(server.exchanges) == len(server.answered) == 1
     assert (run.counters, run.gauges, run.warnings) == ({}, {}, ())
@@ -323,9 +250,8 @@ def test_without_scraping_the_metrics_page_is_left_alone(http):
 
 def test_a_restart_of_the_server_is_flagged(http):
     pages = iter([page(500, 0, 0)])
-    run, _ = run_replay(
-        http,
-        three_tokens,
+    run, _ = http.run_replay(
+        http.three_tokens,
         http.requests(1),
         ClosedLoop(1),
         metrics=lambda: next(pages, page(20, 0, 0)),
@@ -342,7 +268,7 @@ def test_tokens_that_share_a_message_are_counted_and_told(http):
         await exchange.message(http.usage(4))
         await exchange.done()
 
-    run, _ = run_replay(http, handler, http.requests(2), ClosedLoop(2))
+    run, _ = http.run_replay(handler, http.requests(2), ClosedLoop(2))
     assert [(r.output_tokens, len(r.gaps_s)) for r in run.records] == [(4, 1)] * 2
     assert run.warnings == (
         "in 2 of 2 requests the server counted 8 tokens in 4 messages: "
@@ -356,25 +282,13 @@ def test_missing_usage_is_told(http):
         await exchange.message(http.token("a", "length"))
         await exchange.done()
 
-    run, _ = run_replay(http, handler, http.requests(2), ClosedLoop(2))
+    run, _ = http.run_replay(handler, http.requests(2), ClosedLoop(2))
     assert [r.output_tokens for r in run.records] == [1, 1]
     assert any("reported no usage in 2 of 2" in warning for warning in run.warnings)
 
 
-def test_a_late_client_says_so(http):
-    def block(_):
-        time.sleep(0.3)
-
-    async def handler(exchange):
-        await exchange.tokens(2, gap_s=0.1)
-
-    requests = http.requests(30, arrivals_s=[i / 25 for i in range(30)])
-    run, _ = run_replay(http, handler, requests, OpenLoop(), on_progress=block)
-    assert any(warning.startswith("client late: p99") for warning in run.warnings)
-
-
 def test_text_is_kept_on_request(http):
-    run, _ = run_replay(http, three_tokens, http.requests(1), ClosedLoop(1), keep_text=True)
+    run, _ = http.run_replay(http.three_tokens, http.requests(1), ClosedLoop(1), keep_text=True)
     assert run.records[0].text == "xxx"
 
 
@@ -385,32 +299,10 @@ def test_the_garbage_collector_rests_during_the_run_only(http):
         seen.append(gc.isenabled())
         await exchange.tokens(3)
 
-    run_replay(http, handler, http.requests(1), ClosedLoop(1))
+    http.run_replay(handler, http.requests(1), ClosedLoop(1))
     assert seen == [False]
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
-
-
-def test_nothing_to_send_is_an_empty_run(http):
-    run, _ = run_replay(http, three_tokens, [], ClosedLoop(4))
-    assert (run.records, run.warnings) == ((), ())
-    run, _ = run_replay(http, three_tokens, [], OpenLoop())
-    assert run.records == ()
-
-
-@pytest.mark.parametrize(
-    ("arrivals", "reason"),
-    [
-        (ClosedLoop(0), "concurrency has to be at least 1"),
-        (OpenLoop(max_concurrency=0), "concurrency has to be at least 1"),
-        (OpenLoop(0.0), "time scale has to be above 0"),
-        (OpenLoop(), "request 1 has no arrival time"),
-    ],
-)
-def test_what_cannot_be_replayed_is_refused_before_anything_is_sent(http, arrivals, reason):
-    requests = [http.requests(1, arrivals_s=[0.0])[0], http.requests(1)[0]]
-    with pytest.raises(BadInput, match=reason):
-        asyncio.run(replay(Endpoint("http://127.0.0.1:9", "m"), requests, arrivals))
 
 
 def test_an_error_of_the_caller_is_not_swallowed(http):
@@ -421,5 +313,5 @@ def test_an_error_of_the_caller_is_not_swallowed(http):
         await exchange.tokens(2, gap_s=0.5)
 
     with pytest.raises(KeyError, match="mine"):
-        run_replay(http, handler, http.requests(1), ClosedLoop(1), on_progress=broken)
+        http.run_replay(handler, http.requests(1), ClosedLoop(1), on_progress=broken)
     assert gc.isenabled()

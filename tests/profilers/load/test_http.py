@@ -191,9 +191,9 @@ def test_an_aborted_exchange_ends_with_the_given_reason(http):
             pool = HttpPool(server.endpoint.url)
             page = Page()
             task = asyncio.create_task(pool.exchange(pool.get("/x"), page))
-            await asyncio.sleep(0.05)
+            await http.until(lambda: server.exchanges)
             pool.abort(page, "timeout: too long")
-            await asyncio.wait_for(task, 1)
+            await asyncio.wait_for(task, 5)
             await pool.close()
             return page
 
@@ -203,23 +203,22 @@ def test_an_aborted_exchange_ends_with_the_given_reason(http):
 
 def test_closing_ends_what_is_under_way_and_closes_every_socket(http):
     async def handler(exchange):
-        await exchange.writer.wait_closed()
+        await exchange.client_is_gone()
 
     async def main():
         async with http.serve(handler) as server:
             pool = HttpPool(server.endpoint.url)
             pages = [Page() for _ in range(5)]
             tasks = [asyncio.create_task(pool.exchange(pool.get("/x"), page)) for page in pages]
-            await asyncio.sleep(0.1)
+            await http.until(lambda: len(server.exchanges) == 5)
             await pool.close()
-            await asyncio.wait_for(asyncio.gather(*tasks), 1)
-            await asyncio.sleep(0.05)
-            return pages, server
+            await asyncio.wait_for(asyncio.gather(*tasks), 5)
+            await http.until(lambda: server.lost == server.connections == 5)
+            return pages
 
-    pages, server = asyncio.run(main())
+    pages = asyncio.run(main())
     assert [page.ends for page in pages] == [1] * 5
     assert all(page.error for page in pages)
-    assert server.lost == server.connections == 5
 
 
 @pytest.mark.parametrize("root", ["", "/", "/v1", "/v1/"])

@@ -1,5 +1,9 @@
 import asyncio
+import os
 import resource
+import signal
+
+import pytest
 
 from kvtune.profilers.load import runtime
 
@@ -11,6 +15,22 @@ async def answer():
 
 def test_run_returns_what_the_coroutine_returns():
     assert runtime.run(answer()) == 42
+
+
+def test_ctrl_c_lets_the_coroutine_clean_up():
+    cleaned = []
+
+    async def interrupted():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        runtime.run(interrupted())
+    assert cleaned == [True]
 
 
 def test_open_file_limit_is_raised_within_the_hard_one(monkeypatch):
