@@ -201,6 +201,22 @@ def test_an_aborted_exchange_ends_with_the_given_reason(http):
     assert (page.error, page.ends) == ("timeout: too long", 1)
 
 
+def test_a_cancelled_exchange_closes_its_connection_at_once(http):
+    async def handler(exchange):
+        await exchange.client_is_gone()
+
+    async def main():
+        async with http.serve(handler) as server:
+            pool = HttpPool(server.endpoint.url)
+            task = asyncio.create_task(pool.exchange(pool.get("/x"), Page()))
+            await http.until(lambda: server.exchanges)
+            task.cancel()
+            await http.until(lambda: server.lost == 1)
+            await pool.close()
+
+    asyncio.run(main())
+
+
 def test_closing_ends_what_is_under_way_and_closes_every_socket(http):
     async def handler(exchange):
         await exchange.client_is_gone()
