@@ -49,7 +49,6 @@ from kvtune.store.rows import StudyRow
 from kvtune.types import (
     Decision,
     Device,
-    EffectiveConfig,
     FailureClass,
     Harm,
     Measurement,
@@ -116,10 +115,6 @@ class Tuning:
         self.store.save_decision(self.study, decision)
         return decision
 
-    def planned_space(self) -> SearchSpace:
-        """What would be searched, as far as it is known before anything is measured."""
-        return build_space(self._given(None, None, None), harm=self.rules.max_harm)
-
     @property
     def reporter(self) -> Reporter:
         """Where progress goes."""
@@ -144,24 +139,19 @@ class Tuning:
             self.store.save_profile(profile)
             verdict = profile.verdict
             self.reporter.verdict(verdict)
-        concurrency = observed_concurrency(runs[0]) if runs else None
-        return self._given(baseline.measurement.effective, verdict, concurrency), verdict
-
-    def _given(
-        self, effective: EffectiveConfig | None, verdict: Verdict | None, concurrency: int | None
-    ) -> Context:
-        return Context(
+        context = Context(
             engine=self.study.engine,
             device=self.device,
             detail=detect_detail(),
             model=model_shape(self.study.model),
-            baseline=effective,
+            baseline=baseline.measurement.effective,
             base_arguments=self.study.base_arguments,
             fingerprint=self.workload.fingerprint,
             verdict=verdict,
             kv_memory_limit_bytes=self.rules.kv_memory_limit_bytes,
-            max_concurrency=concurrency,
+            max_concurrency=observed_concurrency(runs[0]) if runs else None,
         )
+        return context, verdict
 
     def _search(
         self, context: Context, verdict: Verdict | None, baseline: Entry, began_s: float

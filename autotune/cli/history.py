@@ -13,8 +13,8 @@ from kvtune.autotune.cli import options
 app = typer.Typer(
     name="history",
     help="List what was measured before; export and import it as JSON lines.",
-    epilog="Examples: kvtune history    kvtune history export -o all.jsonl    "
-    "kvtune history import all.jsonl",
+    epilog="Examples:\n\n- kvtune history\n\n- kvtune history export -o all.jsonl\n\n"
+    "- kvtune history import all.jsonl",
     invoke_without_command=True,
 )
 
@@ -27,10 +27,12 @@ def studies(
     if context.invoked_subcommand is not None:
         context.obj = store
         return
-    from rich.table import Table
+    from rich.markup import escape
 
-    from kvtune.autotune.cli.console import number, print_json, stdout
+    from kvtune.autotune.cli.console import print_json, stdout
+    from kvtune.autotune.cli.results import amount
     from kvtune.profilers.goal import goal_text
+    from kvtune.profilers.metrics.base import metric_of
 
     with options.open_history(store) as history:
         rows = history.studies()
@@ -40,21 +42,19 @@ def studies(
     if not rows:
         stdout.print("No studies yet. Begin with: kvtune search --model PATH --workload FILE")
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("study", "begun", "trials", "best", "goal", "outcome"):
-        table.add_column(column, overflow="fold")
+    longest = max(len(row.name) for row in rows)
     for row in rows:
-        trials = ", ".join(f"{count} {status}" for status, count in row.trials.items())
-        outcome = "-" if row.outcome is None else f"{row.outcome} ({row.recommended})"
-        table.add_row(
-            row.name,
-            row.created_at[:16],
-            trials or "none",
-            f"{number(row.best_objective)} {row.objective_metric}",
-            goal_text(row.goal),
-            outcome,
-        )
-    stdout.print(table)
+        counts = ", ".join(f"{count} {status}" for status, count in row.trials.items())
+        parts = [row.created_at[:16].replace("T", " "), f"trials: {counts or 'none'}"]
+        if row.best_objective is not None:
+            unit = metric_of(row.objective_metric).unit
+            parts.append(f"best {amount(row.best_objective, unit)}")
+        if row.outcome is not None:
+            which = "" if row.recommended is None else f": trial {row.recommended}"
+            parts.append(row.outcome.replace("-", " ") + which)
+        name = f"[bold]{escape(row.name)}[/bold]" + " " * (longest - len(row.name))
+        stdout.print(f"{name}  {'; '.join(parts)}", soft_wrap=True)
+        stdout.print(f"    [dim]{escape(goal_text(row.goal))}[/dim]", soft_wrap=True)
 
 
 @app.command("export", epilog="Example: kvtune history export --study latest -o study.jsonl")

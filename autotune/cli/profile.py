@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from kvtune.types import EffectiveConfig, Endpoint, Goal, LoadRun, Profile, Workload
 
 EPILOG = (
-    "Examples: kvtune profile --url http://localhost:8000 --duration 60s    "
-    "kvtune profile --model ./model --workload requests.jsonl --concurrency 12"
+    "Examples:\n\n- kvtune profile --url http://localhost:8000 --duration 60s\n\n"
+    "- kvtune profile --model ./model --workload requests.jsonl --concurrency 12"
 )
 
 
@@ -72,7 +72,8 @@ def profile(
     sizes tell KV reads from weight reads; --engine-args may say how that server was started. With
     --model alone kvtune starts a server, replays the workload and stops it.
     """
-    from kvtune.autotune.cli.console import TerminalReporter, print_json, print_profile
+    from kvtune.autotune.cli.console import TerminalReporter, print_json
+    from kvtune.autotune.cli.results import print_profile
     from kvtune.autotune.trial import check_model
     from kvtune.errors import BadInput
     from kvtune.profilers.goal import parse_goal

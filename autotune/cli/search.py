@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from kvtune.autotune.reporting import Reporter
     from kvtune.autotune.tune import Tuning
     from kvtune.engines.base import Engine, ServerSpec
-    from kvtune.types import Decision, EngineInfo
+    from kvtune.profilers.measure import LoadPlan
+    from kvtune.types import Decision, Device, EngineInfo, Harm, Workload
 
 EPILOG = (
     "Example: kvtune search --model ./model --workload requests.jsonl "
@@ -149,6 +150,9 @@ def search(
             start_timeout_s=start_timeout,
             reporter=reporter,
         )
+        if dry_run:
+            _print_space(info, device, model, base, requests, plan, Harm(max_harm))
+            return
         measured = measured_environment(os.environ, platform=info.platform)
         # What reaches a server behind a command is for the command to say.
         environment = {} if engine_command else deployable_environment(measured)
@@ -198,9 +202,6 @@ def search(
                 remeasure=remeasure,
             ),
         )
-        if dry_run:
-            _print_plan(tuning)
-            return
         with reporter.live():
             decision = tuning.run()
         if json:
@@ -224,32 +225,45 @@ def _described(
     return runner.describe()
 
 
-def _print_plan(tuning: Tuning) -> None:
+def _print_space(
+    info: EngineInfo,
+    device: Device,
+    model: str,
+    base: options.Arguments,
+    workload: Workload,
+    plan: LoadPlan,
+    max_harm: Harm,
+) -> None:
+    """What would be searched, as far as it is known before anything is measured."""
     from kvtune.autotune.cli.console import stdout
-    from kvtune.autotune.space import dry_run_text
+    from kvtune.autotune.space import build_space, dry_run_text
+    from kvtune.kernels.device import detect_detail
+    from kvtune.policies.base import Context
+    from kvtune.policies.checkpoint import model_shape
 
-    stdout.print(dry_run_text(tuning.planned_space()), markup=False, soft_wrap=True)
+    situation = Context(
+        engine=info,
+        device=device,
+        detail=detect_detail(),
+        model=model_shape(model),
+        base_arguments=base,
+        fingerprint=workload.fingerprint,
+        max_concurrency=plan.concurrency,
+    )
+    text = dry_run_text(build_space(situation, harm=max_harm))
+    stdout.print(text, markup=False, soft_wrap=True)
 
 
 def _print_decision(tuning: Tuning, decision: Decision) -> None:
-    from rich.markup import escape
-
-    from kvtune.autotune.cli.console import OUTCOME_TEXT, figures_table, interval, stdout
+    from kvtune.autotune.cli.console import stdout
+    from kvtune.autotune.cli.results import print_decision
     from kvtune.policies.stack import describe
 
-    stdout.print(f"\n{OUTCOME_TEXT[decision.outcome]} - study {tuning.study.name}")
-    if decision.recommended is not None:
-        trial = tuning.store.trial(tuning.study, decision.recommended)
-        name = describe(trial.trial.stack)
-        stdout.print(f"Recommended: trial {decision.recommended}: [bold]{escape(name)}[/bold]")
-        stdout.print(figures_table(decision.figures, decision.baseline_figures, "recommended"))
-    if decision.gain_ratio is not None:
-        stdout.print(
-            f"{tuning.study.goal.objective} is {interval(decision.gain_ratio)} times the stock one"
-        )
-    for reason in decision.reasons:
-        stdout.print(f"- {escape(reason)}", soft_wrap=True)
-    stdout.print(f"\nNext: kvtune emit --study {tuning.study.name} --format vllm-yaml -o DIRECTORY")
+    study, number = tuning.study, decision.recommended
+    settings = "" if number is None else describe(tuning.store.trial(study, number).trial.stack)
+    print_decision(decision, settings, study=study.name, objective=study.goal.objective)
+    command = "show" if number is None else "emit --format vllm-yaml -o DIRECTORY --study"
+    stdout.print(f"\nNext: kvtune {command} {study.name}", markup=False, soft_wrap=True)
 
 
 def _exit_code(tuning: Tuning, decision: Decision) -> int:

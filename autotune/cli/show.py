@@ -9,10 +9,12 @@ import typer
 from kvtune.autotune.cli import options
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from kvtune.store.database import Store
     from kvtune.store.rows import StudyRow, TrialRow
 
-EPILOG = "Examples: kvtune show    kvtune show my-study    kvtune show my-study/3 --json"
+EPILOG = "Examples:\n\n- kvtune show\n\n- kvtune show my-study\n\n- kvtune show my-study/3 --json"
 
 
 def show(
@@ -37,7 +39,9 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from kvtune.autotune.cli.console import OUTCOME_TEXT, figures_table, print_json, stdout
+    from kvtune.autotune.cli.console import print_json, stdout
+    from kvtune.autotune.cli.results import print_decision, print_rejected
+    from kvtune.autotune.decide import OBJECTIVE_METRIC
     from kvtune.policies.stack import describe
     from kvtune.profilers.goal import goal_text
 
@@ -54,15 +58,24 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
             )
         )
         return
-    stdout.print(f"[bold]{study.name}[/bold]: {escape(study.model)} on {escape(study.device.name)}")
+    stdout.print(
+        f"[bold]{escape(study.name)}[/bold]: {escape(study.model)} on {escape(study.device.name)}",
+        soft_wrap=True,
+    )
     stdout.print(
         f"{study.engine.distribution or study.engine.name} {study.engine.version}, workload "
         f"{escape(study.workload_name)}, goal: {escape(goal_text(study.goal))}\n",
         soft_wrap=True,
     )
+    objective = OBJECTIVE_METRIC[study.goal.objective]
+    unit = "req/s" if objective.startswith("goodput") else "tokens/s"
+    figures = {objective: f"{study.goal.objective}\n{unit}"}
+    figures |= {"ttft_p95_s": "p95 TTFT\ns", "itl_p95_s": "p95 ITL\ns"}
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("trial", "settings", "status", "goodput req/s", "p95 TTFT s", "p95 ITL s"):
+    for column in ("trial", "settings", "status"):
         table.add_column(column, overflow="fold")
+    for column in figures.values():
+        table.add_column(column, justify="right")
     for trial in trials:
         parent = trial.trial.parent
         name = describe(trial.trial.stack) if parent is None else f"confirms {parent}"
@@ -70,33 +83,37 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
             str(trial.number),
             escape(name),
             _status(trial),
-            *(_mean(trial, key) for key in ("goodput_requests_per_s", "ttft_p95_s", "itl_p95_s")),
+            *(_mean(trial, key) for key in figures),
         )
     stdout.print(table)
     if decision is not None:
-        stdout.print(f"\n{OUTCOME_TEXT[decision.outcome]}: trial {decision.recommended}")
-        stdout.print(figures_table(decision.figures, decision.baseline_figures, "recommended"))
-        for reason in decision.reasons:
-            stdout.print(f"- {escape(reason)}", soft_wrap=True)
+        chosen = next((row for row in trials if row.number == decision.recommended), None)
+        settings = "" if chosen is None else describe(chosen.trial.stack)
+        print_decision(decision, settings, study=study.name, objective=study.goal.objective)
+        print_rejected(decision)
 
 
 def _show_trial(trial: TrialRow, *, json: bool) -> None:
     from rich.markup import escape
 
-    from kvtune.autotune.cli.console import number, print_json, stdout
+    from kvtune.autotune.cli.console import print_json, stdout
+    from kvtune.autotune.cli.results import amount
     from kvtune.policies.stack import describe
 
     if json:
         print_json(trial.model_dump_json())
         return
     stdout.print(
-        f"[bold]{trial.study}/{trial.number}[/bold]: {escape(describe(trial.trial.stack))}"
+        f"[bold]{escape(trial.study)}/{trial.number}[/bold]: {escape(describe(trial.trial.stack))}",
+        soft_wrap=True,
     )
+    if trial.trial.parent is not None:
+        stdout.print(f"  measures trial {trial.trial.parent} again, to confirm it")
     for choice in trial.trial.stack.choices:
         for name, value in choice.arguments.items():
-            stdout.print(f"  {name}: {value}  [dim]{escape(choice.because)}[/dim]", soft_wrap=True)
+            _print_setting(name, value, choice.because)
     for name, value in trial.trial.base_arguments.items():
-        stdout.print(f"  {name}: {value}  [dim]given for every trial[/dim]", soft_wrap=True)
+        _print_setting(name, value, "given for every trial")
     for attempt in trial.attempts:
         stdout.print(f"  attempt {attempt.started_at[:19]}: {attempt.status}")
     measurement = trial.measurement
@@ -111,7 +128,7 @@ def _show_trial(trial: TrialRow, *, json: bool) -> None:
         if failure.log_excerpt:
             stdout.print(failure.log_excerpt, markup=False, soft_wrap=True)
     for key, values in sorted(measurement.metrics.items()):
-        stdout.print(f"  {key}: {', '.join(number(value) for value in values)}")
+        stdout.print(f"  {key}: {', '.join(amount(value) for value in values)}")
     if measurement.effective is not None:
         for key, value in measurement.effective.model_dump(exclude={"schema_version"}).items():
             if value is not None:
@@ -127,9 +144,20 @@ def _status(trial: TrialRow) -> str:
     return str(trial.measurement.status if failure is None else failure.failure)
 
 
+def _print_setting(name: str, value: JsonValue, because: str) -> None:
+    from rich.markup import escape
+
+    from kvtune.autotune.cli.console import stdout
+
+    said = f"  {name}: {escape(str(value))}  [dim]{escape(because)}[/dim]"
+    stdout.print(said, soft_wrap=True)
+
+
 def _mean(trial: TrialRow, key: str) -> str:
+    from kvtune.autotune.cli.results import amount
+
     values = () if trial.measurement is None else trial.measurement.metrics.get(key, ())
-    return f"{sum(values) / len(values):.3g}" if values else "-"
+    return amount(sum(values) / len(values) if values else None)
 
 
 def register(app: typer.Typer) -> None:

@@ -33,7 +33,8 @@ def inspect(
     from collections import Counter
     from itertools import islice
 
-    from kvtune.autotune.cli.console import number, print_json, stderr, stdout
+    from kvtune.autotune.cli.console import print_json, stderr, stdout
+    from kvtune.autotune.cli.results import amount
     from kvtune.profilers.fingerprint import fingerprint
     from kvtune.profilers.workload import stream_requests
 
@@ -46,8 +47,8 @@ def inspect(
     stdout.print(f"{found.requests} requests", end="")
     if found.duration_s is not None:
         stdout.print(
-            f" over {found.duration_s:.0f} s: {number(found.request_rate_per_s)} a second, "
-            f"burstiness {number(found.burstiness)} (1 is Poisson)",
+            f" over {found.duration_s:.0f} s: {amount(found.request_rate_per_s)} a second, "
+            f"burstiness {amount(found.burstiness)} (1 is Poisson)",
             end="",
         )
     stdout.print()
@@ -130,14 +131,15 @@ def make(
 
 
 def _draw(title: str, histogram: Histogram | None) -> None:
-    from kvtune.autotune.cli.console import number, stdout
+    from kvtune.autotune.cli.console import stdout
+    from kvtune.autotune.cli.results import amount
 
     if histogram is None:
         stdout.print(f"\n{title} tokens: not in the file")
         return
     stdout.print(
-        f"\n{title} tokens: mean {number(histogram.mean)}, p50 {number(histogram.p50)}, "
-        f"p95 {number(histogram.p95)}, p99 {number(histogram.p99)}"
+        f"\n{title} tokens: mean {amount(histogram.mean)}, p50 {amount(histogram.p50)}, "
+        f"p95 {amount(histogram.p95)}, p99 {amount(histogram.p99)}"
     )
     most = max(histogram.counts, default=0) or 1
     for low, high, count in zip(

@@ -5,7 +5,7 @@ from contracts.landscape import failed, run_of
 
 from kvtune.autotune.tune import Budget
 from kvtune.errors import BadInput
-from kvtune.types import FailureClass, Harm, Outcome, Status
+from kvtune.types import FailureClass, Harm, Outcome, PolicyStack, Status
 
 BUDGET = Budget(trials=4, finalists=1, confirm_rounds=2)
 """Four trials and 2 x 2 confirmations: eight measurements."""
@@ -114,7 +114,7 @@ def test_an_attempt_that_ends_in_an_error_is_stored_as_stopped(search, landscape
 
 def test_attempts_of_a_process_that_is_gone_are_closed(search, landscape, store, monkeypatch):
     tuning = search()
-    trial = tuning.ledger._trial(tuning.planned_space().baseline, repeats=1, seed=0, parent=None)
+    trial = tuning.ledger._trial(PolicyStack(), repeats=1, seed=0, parent=None)
     monkeypatch.setattr("kvtune.store.attempts.process_identity", lambda pid: "one that is gone")
     store.begin_attempt(
         tuning.study, trial, tuning.ledger._key(trial, tuning.tuning_set, canary=True)

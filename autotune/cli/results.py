@@ -1,0 +1,130 @@
+"""How results are put into words and tables on stdout; readable from 80 columns on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.markup import escape
+from rich.table import Table
+
+from kvtune.autotune.cli.console import headline, stdout
+from kvtune.types import Decision, Evidence, Interval, Outcome, Profile
+
+OUTCOME_TEXT: Mapping[Outcome, str] = {
+    Outcome.WINNER: "[bold green]Winner[/bold green]",
+    Outcome.KEEP_BASELINE: "[bold]Keep the stock defaults[/bold]",
+    Outcome.NO_CLEAR_WINNER: "[bold yellow]No clear winner[/bold yellow]",
+    Outcome.INFEASIBLE: "[bold red]Infeasible[/bold red]",
+    Outcome.NOTHING_MEASURED: "[bold red]Nothing was measured[/bold red]",
+}
+
+
+def print_decision(decision: Decision, settings: str, *, study: str, objective: str) -> None:
+    """Show how a search ended; `settings` are those of the recommended trial in one line."""
+    stdout.print(f"\n{OUTCOME_TEXT[decision.outcome]} - study {escape(study)}", soft_wrap=True)
+    if decision.recommended is not None:
+        closest = decision.outcome is Outcome.INFEASIBLE
+        stdout.print(
+            f"{'Closest' if closest else 'Recommended'}: trial {decision.recommended}: "
+            f"[bold]{escape(settings)}[/bold]",
+            soft_wrap=True,
+        )
+        stdout.print(figures_table(decision))
+    if decision.gain_ratio is not None:
+        stdout.print(f"{objective} is {interval(decision.gain_ratio)} times the stock one")
+    for reason in decision.reasons:
+        stdout.print(f"- {escape(reason)}", soft_wrap=True)
+
+
+def print_rejected(decision: Decision) -> None:
+    """Show why each other trial was not chosen."""
+    by_reason: dict[str, list[str]] = {}
+    for trial, reason in sorted(decision.rejected.items()):
+        by_reason.setdefault(reason, []).append(str(trial))
+    for reason, trials in by_reason.items():
+        name = "trial" if len(trials) == 1 else "trials"
+        stdout.print(f"- {name} {', '.join(trials)} out: {escape(reason)}", soft_wrap=True)
+
+
+def print_profile(profile: Profile) -> None:
+    """Show a profile: the verdict first, then what it rests on."""
+    verdict = profile.verdict
+    stdout.print(f"\n{headline(verdict)}\n{escape(verdict.summary)}\n", soft_wrap=True)
+    stdout.print(evidence_table(verdict.evidence))
+    if verdict.missing:
+        stdout.print("\nMissing:")
+        for reason, names in _by_reason(verdict.missing).items():
+            stdout.print(f"- {escape(', '.join(names))}: {escape(reason)}", soft_wrap=True)
+    if verdict.next_experiment:
+        stdout.print("\nNext: " + escape(verdict.next_experiment), soft_wrap=True)
+    if profile.effective is not None:
+        effective = profile.effective.model_dump(exclude={"schema_version", "source"})
+        known = ", ".join(f"{k}={v}" for k, v in effective.items() if v is not None)
+        stdout.print(f"\n[dim]Engine: {escape(known)}[/dim]", soft_wrap=True)
+    for warning in profile.warnings:
+        stdout.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
+
+
+def evidence_table(evidence: tuple[Evidence, ...]) -> Table:
+    """The rows behind a verdict, each with its value and the threshold under its name."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("")
+    table.add_column("metric", no_wrap=True)
+    table.add_column("says")
+    for row in evidence:
+        mark = {True: "[green]yes[/green]", False: "no", None: "[dim]?[/dim]"}[row.holds]
+        value, threshold = amount(row.value, row.unit), amount(row.threshold, row.unit)
+        table.add_row(
+            mark,
+            f"{escape(row.metric)}\n  [dim]{value} (threshold {threshold})[/dim]",
+            escape(row.says),
+        )
+    return table
+
+
+def figures_table(decision: Decision) -> Table:
+    """Measured figures of the recommended trial beside those of the stock defaults."""
+    columns = {"recommended": decision.figures, "stock defaults": decision.baseline_figures}
+    if decision.recommended == decision.baseline:
+        del columns["recommended"]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for key in decision.figures:
+        table.add_row(key, *(interval(figures.get(key)) for figures in columns.values()))
+    return table
+
+
+def interval(value: Interval | None) -> str:
+    """An estimate with its interval, in three significant digits."""
+    if value is None:
+        return "-"
+    if value.low is None or value.high is None:
+        return digits(value.estimate)
+    return f"{digits(value.estimate)} ({digits(value.low)} to {digits(value.high)})"
+
+
+def amount(value: float | None, unit: str = "") -> str:
+    """A number in three significant digits with its unit; shares in per cent."""
+    if value is None:
+        return "-"
+    if unit == "share":
+        return f"{digits(100 * value)}%"
+    per = unit.removeprefix("1/")
+    return f"{digits(value)} {f'a {per}' if per != unit else unit}".strip()
+
+
+def digits(value: float) -> str:
+    """A number in three significant digits, written out where it is large."""
+    rounded = f"{value:.3g}"
+    return f"{float(rounded):,.0f}" if abs(value) >= 1000 else rounded
+
+
+def _by_reason(missing: tuple[str, ...]) -> dict[str, list[str]]:
+    """The names of what is missing, by what is to be done about it."""
+    found: dict[str, list[str]] = {}
+    for entry in missing:
+        name, _, reason = entry.partition(": ")
+        found.setdefault(reason, []).append(name)
+    return found
