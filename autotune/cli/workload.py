@@ -33,13 +33,15 @@ def inspect(
     from collections import Counter
     from itertools import islice
 
+    from rich.markup import escape
+
     from kvtune.autotune.cli.console import print_json, stderr, stdout
     from kvtune.autotune.cli.results import amount
     from kvtune.profilers.fingerprint import fingerprint
     from kvtune.profilers.workload import stream_requests
 
     skipped: Counter[str] = Counter()
-    with stderr.status(f"reading {file}"):
+    with stderr.status(f"reading {escape(str(file))}"):
         found = fingerprint(islice(stream_requests(file, format, skipped=skipped), limit))
     if json:
         print_json(found.model_dump_json())
@@ -60,7 +62,7 @@ def inspect(
         for block, share in sorted(found.reusable_prefix_share.items()):
             stdout.print(f"  {block:>5} {share:6.1%} {'█' * round(40 * share)}")
     for reason, count in skipped.items():
-        stdout.print(f"[yellow]{count} records skipped:[/yellow] {reason}")
+        stdout.print(f"[yellow]{count} records skipped:[/yellow] {escape(reason)}")
 
 
 @app.command(
