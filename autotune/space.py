@@ -6,15 +6,13 @@ turns any such mapping into a stack that the engine accepts, so a search cannot 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from pydantic import JsonValue
 
-from kvtune.errors import BadInput
-from kvtune.policies.base import Context, Knob, Policy, Support, describe_range, policies
+from kvtune.policies.base import Context, Knob, Support, describe_range, policies
 from kvtune.policies.capacity import shortfall
 from kvtune.policies.settings import settings_of
 from kvtune.policies.stack import RULES, Rule, broken_rules, compose, describe, position
@@ -53,19 +51,14 @@ class SearchSpace:
         return {entry.knob.name: entry.knob.default for entry in self.knobs}
 
 
-def build_space(ctx: Context, *, harm: Harm, only: Sequence[str] | None = None) -> SearchSpace:
+def build_space(ctx: Context, *, harm: Harm) -> SearchSpace:
     """Collect what may be tried here, up to a harm class.
 
     Args:
         ctx: what is known about engine, device, model and workload.
         harm: the worst harm class to offer.
-        only: names of the policies to offer; None offers all.
-
-    Raises:
-        BadInput: `only` names a policy that does not exist.
     """
     known = policies()
-    _check_names(only, known)
     order = list(Harm)
     knobs: list[SpaceKnob] = []
     refusals: dict[str, str] = {}
@@ -79,8 +72,6 @@ def build_space(ctx: Context, *, harm: Harm, only: Sequence[str] | None = None) 
         always = policy.choice({}, ctx) if support.ok and not offered else None
         if always is not None:
             forced.append(always)
-        if only is not None and name not in only:
-            continue
         if not support.ok:
             refusals[name] = support.reason
         elif always is not None and not always.arguments:
@@ -138,17 +129,6 @@ def dry_run_text(space: SearchSpace) -> str:
         lines.append("not offered:")
     lines += [f"  {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     return "\n".join(lines)
-
-
-def _check_names(only: Sequence[str] | None, known: Mapping[str, type[Policy]]) -> None:
-    for name in only or ():
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise BadInput(
-                f"there is no policy {name!r}",
-                fix=f"{hint}the policies: {', '.join(sorted(known))}",
-            )
 
 
 def _linked(knobs: Sequence[SpaceKnob]) -> tuple[SpaceKnob, ...]:

@@ -1,4 +1,4 @@
-"""Small-sample statistics: percentiles, intervals, ratios, drift.
+"""Small-sample statistics: percentiles, intervals, ratios.
 
 Repeats of a server measurement are few (3 to 10), so intervals of means use Student's t. Nothing
 here needs SciPy. `None` bounds mean that the data cannot give any, never an infinitely sure value.
@@ -9,13 +9,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, variance
 from typing import NamedTuple
-
-DRIFT_LEAST_RATIO = 0.05
-"""Change between the halves of a run below which a drift is too small to matter, even if real."""
 
 BOOTSTRAP_RESAMPLES = 2000
 
@@ -29,20 +25,6 @@ class Estimate(NamedTuple):
     estimate: float
     low: float | None
     high: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """Whether the second half of a series differs from the first.
-
-    `change_ratio` is second mean / first mean - 1, `None` when the first mean is 0. `drifting` is
-    `None` when there are fewer than four values.
-    """
-
-    first_mean: float
-    second_mean: float
-    change_ratio: float | None
-    drifting: bool | None
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -115,37 +97,25 @@ def bootstrap_interval(
     )
 
 
-def ratio_interval(
-    candidate: Sequence[float], baseline: Sequence[float], confidence: float = 0.95
-) -> Estimate | None:
-    """How many times the candidate's value is the baseline's, from independent repeats.
-
-    Ratio of geometric means; the interval is Welch's on the logarithms, so it is the same whether
-    a quantity or its inverse is compared. `None` when a side is empty or a value is not positive:
-    a ratio of logarithms does not exist then. No bounds when a side has a single value.
-    """
-    if not candidate or not baseline or min(*candidate, *baseline, math.inf) <= 0:
-        return None
-    difference = _welch(
-        [math.log(value) for value in candidate],
-        [math.log(value) for value in baseline],
-        confidence,
-    )
-    return _exponentiated(difference)
-
-
 def paired_ratio_interval(
     pairs: Sequence[tuple[float, float]], confidence: float = 0.95
 ) -> Estimate | None:
-    """As `ratio_interval`, for (candidate, baseline) measured right after each other.
+    """How many times the candidate's value is the baseline's, measured right after each other.
 
-    Pairing removes slow drift of the machine from the interval. `None` when there is no pair or a
-    value is not positive.
+    `pairs` are (candidate, baseline). Ratio of geometric means with Student's t interval of the
+    logarithms, so it is the same whether a quantity or its inverse is compared; pairing removes
+    slow drift of the machine from it. `None` when there is no pair or a value is not positive: a
+    ratio of logarithms does not exist then. No bounds for a single pair.
     """
     if not pairs or min(min(pair) for pair in pairs) <= 0:
         return None
-    return _exponentiated(
-        mean_interval([math.log(ours / theirs) for ours, theirs in pairs], confidence)
+    estimate, low, high = mean_interval(
+        [math.log(ours / theirs) for ours, theirs in pairs], confidence
+    )
+    return Estimate(
+        math.exp(estimate),
+        None if low is None else math.exp(low),
+        None if high is None else math.exp(high),
     )
 
 
@@ -158,27 +128,6 @@ def separated(first: Sequence[float], second: Sequence[float], confidence: float
         return False
     _, low, high = _welch(first, second, confidence)
     return low is not None and high is not None and (low > 0 or high < 0)
-
-
-def drift(values: Sequence[float], confidence: float = 0.95) -> Drift:
-    """Compare the first half of a time-ordered series with the second.
-
-    Drifting means that the halves are separated and differ by at least `DRIFT_LEAST_RATIO`. Values
-    that depend on their neighbours make the test too eager.
-
-    Raises:
-        ValueError: fewer than two values.
-    """
-    middle = len(values) // 2
-    if middle == 0:
-        raise ValueError("drift needs at least two values")
-    first, second = values[:middle], values[middle:]
-    before, after = fmean(first), fmean(second)
-    change = after / before - 1 if before else None
-    if len(values) < 4:
-        return Drift(before, after, change, None)
-    matters = change is None or abs(change) >= DRIFT_LEAST_RATIO
-    return Drift(before, after, change, matters and separated(first, second, confidence))
 
 
 def _welch(first: Sequence[float], second: Sequence[float], confidence: float) -> Estimate:
@@ -194,15 +143,6 @@ def _welch(first: Sequence[float], second: Sequence[float], confidence: float) -
     freedom = 1 / (one_share**2 / (len(first) - 1) + two_share**2 / (len(second) - 1))
     half = t_quantile(0.5 + confidence / 2, freedom) * math.sqrt(one + two)
     return Estimate(difference, difference - half, difference + half)
-
-
-def _exponentiated(logarithm: Estimate) -> Estimate:
-    estimate, low, high = logarithm
-    return Estimate(
-        math.exp(estimate),
-        None if low is None else math.exp(low),
-        None if high is None else math.exp(high),
-    )
 
 
 @cache

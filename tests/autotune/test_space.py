@@ -1,11 +1,15 @@
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtune.autotune.space import build_space, dry_run_text, infeasible_reason, stack_from
-from kvtune.errors import BadInput
+from kvtune.autotune.space import (
+    SearchSpace,
+    build_space,
+    dry_run_text,
+    infeasible_reason,
+    stack_from,
+)
 from kvtune.policies.base import Context
 from kvtune.policies.model_shape import ModelShape
 from kvtune.policies.stack import broken_rules, describe
@@ -51,7 +55,7 @@ def test_the_defaults_are_the_stock_configuration():
 
 def test_every_stack_keeps_the_memory_limit():
     ctx = situation(kv_memory_limit_bytes=64 * MIB, base_arguments={"max-model-len": 1024})
-    space = build_space(ctx, harm=Harm.LOSSLESS, only=["block_size"])
+    space = build_space(ctx, harm=Harm.LOSSLESS)
     assert space.baseline.arguments == {"kv-cache-memory-bytes": 64 * MIB}
     assert stack_from(space, {}, ctx) == space.baseline
     stack = stack_from(space, {"block_size": 32}, ctx)
@@ -75,19 +79,12 @@ def test_what_the_user_fixed_is_not_searched_and_the_reason_is_kept():
     assert "block-size" not in arguments_for(ctx, {"block_size": 32})
 
 
-def test_only_the_named_policies_are_offered():
-    space = build_space(situation(), harm=Harm.LOSSLESS, only=["block_size", "watermark"])
-    assert [entry.policy for entry in space.knobs] == ["block_size", "watermark"]
-    assert space.refusals == {}
-    one_width = situation(base_arguments={"num-gpu-blocks-override": 4})
-    refused = build_space(one_width, harm=Harm.LOSSLESS, only=["watermark"])
-    assert refused.refusals == {"watermark": "there is only one value to try"}
-
-
-def test_a_misspelt_policy_is_refused_with_the_nearest_name():
-    with pytest.raises(BadInput, match="no policy 'blocksize'") as refusal:
-        build_space(situation(), harm=Harm.LOSSLESS, only=["blocksize"])
-    assert "did you mean 'block_size'?" in refusal.value.fix
+def test_a_policy_with_one_value_is_not_offered():
+    space = build_space(
+        situation(base_arguments={"num-gpu-blocks-override": 4}), harm=Harm.LOSSLESS
+    )
+    assert space.refusals["watermark"] == "there is only one value to try"
+    assert "watermark" not in [entry.policy for entry in space.knobs]
 
 
 def test_a_knob_comes_after_those_that_it_depends_on():
@@ -101,8 +98,9 @@ def test_a_knob_comes_after_those_that_it_depends_on():
 
 
 def test_a_condition_on_a_knob_that_is_not_there_falls_away():
-    space = build_space(situation("cuda"), harm=Harm.LOSSLESS, only=["max_num_active_seqs"])
-    (entry,) = space.knobs
+    ctx = situation("cuda", base_arguments={"max-num-seqs": 64})
+    space = build_space(ctx, harm=Harm.LOSSLESS)
+    (entry,) = [entry for entry in space.knobs if entry.policy == "max_num_active_seqs"]
     assert entry.active_when is None
     assert entry.is_active({})
 
@@ -179,8 +177,8 @@ def test_a_dry_run_names_knobs_ranges_reasons_and_refusals():
 
 
 def test_a_dry_run_of_nothing_says_so():
-    ctx = situation(base_arguments={"block-size": 64})
-    text = dry_run_text(build_space(ctx, harm=Harm.LOSSLESS, only=["block_size"]))
+    space = SearchSpace((), {"block_size": "block-size is fixed by --engine-args"}, PolicyStack())
+    text = dry_run_text(space)
     assert text.splitlines() == [
         "baseline: stock defaults",
         "knobs: 0, at most 1 combinations",
