@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--prompt-words", type=int, default=40)
     parser.add_argument("--output-tokens", type=int, default=48)
-    parser.add_argument("--scrape-interval", type=float, default=0.5, help="0: do not scrape")
+    parser.add_argument("--scrape-interval", type=float, default=1.0, help="0: do not scrape")
     parser.add_argument("--seed", default="kvtune")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     options = parser.parse_args()

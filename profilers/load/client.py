@@ -39,17 +39,17 @@ async def replay(
     stall_timeout_s: float = 120.0,
     on_progress: OnProgress | None = None,
     should_stop: ShouldStop | None = None,
-    scrape_interval_s: float | None = 0.5,
+    scrape_interval_s: float | None = 1.0,
     keep_text: bool = False,
 ) -> LoadRun:
     """Send `requests` to `endpoint` as `arrivals` says and record every token.
 
     `warmup` is sent first and left out of everything. Counters are read before and after the run,
-    gauges every `scrape_interval_s` (None: not at all). `should_stop` is asked four times a second;
-    when it returns a failure, requests in flight end with the error `stopped: ...` and the rest is
-    not sent. The same happens, with `stalled: ...`, when requests are in flight and the server
-    sends no byte on any connection for `stall_timeout_s`. A request that is not complete after
-    `request_timeout_s` ends with `timeout: ...`.
+    gauges every `scrape_interval_s` (None: no reading at all; each one costs the server a few
+    milliseconds). `should_stop` is asked four times a second; when it returns a failure, requests
+    in flight end with the error `stopped: ...` and the rest is not sent. The same happens, with
+    `stalled: ...`, when requests are in flight and the server sends no byte on any connection for
+    `stall_timeout_s`. A request not complete after `request_timeout_s` ends with `timeout: ...`.
 
     Failed requests are records with an error, never an exception. Cancelling closes all
     connections, so that the server drops what it was working on.
