@@ -62,6 +62,7 @@ class Connection(asyncio.BufferedProtocol):
         request was not looked at and can be sent again.
         """
         if self._transport is None or self._transport.is_closing():
+            self.reusable = False  # its loss has not been told yet
             return False
         self._done = asyncio.get_running_loop().create_future()
         self._receiver = receiver
