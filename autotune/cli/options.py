@@ -96,8 +96,9 @@ EngineCommand = Annotated[
     str | None,
     typer.Option(
         "--engine-command",
-        help='Template that starts a server, such as "docker run --rm --network host '
-        'vllm/vllm-openai:v0.32.0 {args}".',
+        help="Template that starts a server on this machine, whose device is put on record, such "
+        'as "docker run --rm --init --gpus all --network host -v /models:/models -e '
+        'VLLM_SERVER_DEV_MODE=1 vllm/vllm-openai:v0.32.0 {args}".',
     ),
 ]
 EngineArgs = Annotated[

@@ -32,6 +32,7 @@ from kvtune.engines.vllm.readiness import (
     http_get,
     is_loopback,
     port_is_taken,
+    server_key,
     wait_until_ready,
 )
 from kvtune.engines.vllm.server import HealthWatch, ServerLog, VllmServer
@@ -51,9 +52,9 @@ class VllmEngine(Engine):
 
     `python` is the interpreter that has vLLM; default: kvtune's own. `command` starts the server
     instead, with `{args}` in the place of vLLM's arguments (and, if needed, `{port}` and
-    `{model}`), e.g. `docker run --rm --network host vllm/vllm-openai:v0.32.0 {args}`; whatever it
-    starts must answer on the spec's host and port here. Nothing is known about that vLLM until a
-    server of it runs.
+    `{model}`), e.g. `docker run --rm --init --network host vllm/vllm-openai:v0.32.0 {args}`;
+    whatever it starts must answer on the spec's host and port here. Nothing is known about that
+    vLLM until a server of it runs.
 
     `start="warm"` forks servers from a parent that has vLLM imported, which is several times
     faster. That is done on the CPU platform only: a process that has touched CUDA cannot be
@@ -222,7 +223,7 @@ class VllmEngine(Engine):
             ready_s = time.monotonic() - start_s
             if self._command is None:
                 check_listener(process, port)
-            check_model(spec.host, port, spec.model_name)
+            check_model(spec.host, port, spec.model_name, server_key(spec.arguments, added))
             effective = self._read_back(spec, port, log, kind)
         except BaseException:
             if process is not None:
@@ -272,7 +273,7 @@ class VllmEngine(Engine):
         version = (get_json(spec.host, port, "/version", _READ_BACK_LIMIT_S) or {}).get("version")
         metrics = http_get(spec.host, port, "/metrics", _READ_BACK_LIMIT_S)
         info = get_json(spec.host, port, "/server_info?config_format=json", _READ_BACK_LIMIT_S)
-        if self._command is not None and version is not None:
+        if self._command is not None and isinstance(version, str):
             self._learn(version, info or {})
         return read_effective(
             server_info=info,

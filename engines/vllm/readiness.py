@@ -6,14 +6,19 @@ import contextlib
 import http.client
 import ipaddress
 import json
+import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from pydantic import JsonValue
+
+from kvtune.engines.vllm.arguments import normal_name
 from kvtune.engines.vllm.failures import classify
 from kvtune.engines.vllm.log import LogTail
 from kvtune.engines.vllm.process import GuardedProcess
+from kvtune.engines.vllm.secret_names import API_KEY_VARIABLE, KEY_FIX, REFUSED, key_problem
 from kvtune.errors import EngineError
 from kvtune.types import Failure, FailureClass
 
@@ -23,11 +28,23 @@ _SILENCE_S = 60.0
 _HEALTH_LIMIT_S = 2.0
 
 
-def http_get(host: str, port: int, path: str, timeout_s: float) -> tuple[int, str] | None:
+def server_key(arguments: Mapping[str, JsonValue], environment: Mapping[str, str]) -> str | None:
+    """The API key to send to a server that is started so: its own, else the user's for kvtune."""
+    given = {normal_name(name): value for name, value in arguments.items()}.get("api-key")
+    first = given[0] if isinstance(given, list) and given else given
+    if isinstance(first, str) and first:
+        return first
+    whole = {**os.environ, **environment}
+    return whole.get("VLLM_API_KEY") or whole.get(API_KEY_VARIABLE) or None
+
+
+def http_get(
+    host: str, port: int, path: str, timeout_s: float, key: str | None = None
+) -> tuple[int, str] | None:
     """Return status and text of a GET, or `None` when the server does not answer."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
         response = connection.getresponse()
         return response.status, response.read().decode(errors="replace")
     except (OSError, http.client.HTTPException):
@@ -38,7 +55,10 @@ def http_get(host: str, port: int, path: str, timeout_s: float) -> tuple[int, st
 
 def get_json(host: str, port: int, path: str, timeout_s: float) -> dict[str, Any] | None:
     """Return the JSON object at `path`, or `None` when there is none."""
-    answer = http_get(host, port, path, timeout_s)
+    return _object(http_get(host, port, path, timeout_s))
+
+
+def _object(answer: tuple[int, str] | None) -> dict[str, Any] | None:
     if answer is None or answer[0] != 200:
         return None
     with contextlib.suppress(ValueError):
@@ -147,14 +167,23 @@ def check_listener(process: GuardedProcess, port: int) -> None:
         )
 
 
-def check_model(host: str, port: int, expected: str) -> None:
+def check_model(host: str, port: int, expected: str, key: str | None) -> None:
     """Refuse a server that does not list the expected model.
 
     Raises:
-        EngineError: `WRONG_MODEL`.
+        EngineError: `WRONG_MODEL`, or `REQUEST_ERRORS` when it wants another API key.
     """
-    listed = get_json(host, port, "/v1/models", timeout_s=30.0) or {}
-    names = [str(entry.get("id")) for entry in listed.get("data", ())]
+    answer = http_get(host, port, "/v1/models", 30.0, key)
+    if answer is not None and answer[0] in REFUSED:
+        raise EngineError(
+            FailureClass.REQUEST_ERRORS,
+            f"the server answers with HTTP {answer[0]}: "
+            + ("it does not take the API key that it was sent" if key else key_problem()),
+            KEY_FIX,
+        )
+    listed = (_object(answer) or {}).get("data")
+    entries = listed if isinstance(listed, list) else []
+    names = [str(entry.get("id")) for entry in entries if isinstance(entry, dict)]
     if expected not in names:
         raise EngineError(
             FailureClass.WRONG_MODEL,

@@ -15,7 +15,7 @@ import pytest
 from kvtune.engines.base import ServerSpec
 from kvtune.engines.vllm import server as server_module
 from kvtune.engines.vllm.engine import VllmEngine
-from kvtune.engines.vllm.readiness import free_port
+from kvtune.engines.vllm.readiness import free_port, server_key
 from kvtune.errors import BadInput, EngineError
 from kvtune.types import FailureClass
 
@@ -192,6 +192,39 @@ def test_a_model_that_the_server_does_not_list_is_wrong(engine, tmp_path):
     with pytest.raises(EngineError, match="lists other, not 'org/model'") as caught:
         engine.launch(ServerSpec("org/model"), log_path=tmp_path / "log", start_timeout_s=20)
     assert caught.value.failure is FailureClass.WRONG_MODEL
+
+
+@both_starts
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_server_is_started_where_the_user_has_a_key_for_servers(
+    engine, tmp_path, monkeypatch, measured
+):
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    spec = ServerSpec("org/model", measured=measured)
+    with engine.launch(spec, log_path=tmp_path / "log", start_timeout_s=20) as server:
+        # Only what others may reach keeps the key: the load client has none.
+        assert get(server, "/environment")["VLLM_API_KEY"] == ("" if measured else "s3cret")
+
+
+def test_a_server_that_wants_another_key_says_which_variable_holds_it(
+    fake_vllm, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("KVTUNE_API_KEY", raising=False)
+    engine = VllmEngine(command=f"env VLLM_API_KEY=other {SERVER} {{args}}")
+    with pytest.raises(EngineError, match="KVTUNE_API_KEY is not set") as caught:
+        engine.launch(ServerSpec("org/model"), log_path=tmp_path / "log", start_timeout_s=20)
+    assert caught.value.failure is FailureClass.REQUEST_ERRORS
+    assert "export KVTUNE_API_KEY=" in caught.value.fix
+
+
+def test_the_key_of_a_server_is_its_own_or_else_the_users(monkeypatch):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    monkeypatch.delenv("KVTUNE_API_KEY", raising=False)
+    assert server_key({}, {}) is None
+    monkeypatch.setenv("KVTUNE_API_KEY", "users")
+    assert server_key({}, {"VLLM_API_KEY": ""}) == "users"
+    assert server_key({}, {"VLLM_API_KEY": "environments"}) == "environments"
+    assert server_key({"api_key": ["arguments", "b"]}, {"VLLM_API_KEY": "e"}) == "arguments"
 
 
 @pytest.mark.parametrize("name", ["model", "port", "served_model_name", "host"])

@@ -48,6 +48,10 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/engine-dead":
             say("(APIServer pid=1) ERROR 11-29 17:16:06 [async_llm.py:54] EngineDeadError: x")
             return self.answer({}, 500)
+        key = os.environ.get("VLLM_API_KEY")
+        sent = self.headers.get("Authorization")
+        if key and self.path.startswith("/v1") and sent != f"Bearer {key}":
+            return self.answer({"error": "Unauthorized"}, 401)
         names = self.server.args.served_model_name or [self.server.args.model]
         return self.answer(
             {
