@@ -1,5 +1,10 @@
-"""Contract classes explain their failures as tests do."""
+"""What all tests need: contracts that explain their failures, and an interrupt that arrives."""
+
+import signal
 
 import pytest
 
 pytest.register_assert_rewrite("contracts")
+
+# A runner that was started in the background ignores Ctrl-C, and so would every process of a test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
