@@ -20,6 +20,9 @@ class Reporter(Protocol):
     def server_log(self, line: str) -> None:
         """One line of the log of a server that is starting."""
 
+    def ready(self, start_s: float) -> None:
+        """The server serves, `start_s` seconds after its launch; its load is next."""
+
     def load(self, progress: Progress) -> None:
         """How far a replay is."""
 
@@ -40,6 +43,9 @@ class Quiet:
         """Say nothing."""
 
     def server_log(self, line: str) -> None:
+        """Say nothing."""
+
+    def ready(self, start_s: float) -> None:
         """Say nothing."""
 
     def load(self, progress: Progress) -> None:

@@ -86,6 +86,7 @@ def run_trial(
     except EngineError as error:
         return _failed(_failure_of(error), bench, began), ()
     with server:
+        bench.reporter.ready(server.start_s)
         return _measure(trial, bench, requests, server, canary=canary, began=began)
 
 

@@ -65,9 +65,11 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+    except SystemExit as ended:
+        # Whoever read our output has seen enough (`kvtune show | head`); Typer calls that a 1.
+        if isinstance(ended.__context__, BrokenPipeError):
+            sys.exit(0)
+        raise
 
 
 def _explain(error: Exception) -> None:

@@ -59,9 +59,13 @@ class TerminalReporter:
         if self._starting and line.strip():
             self._update(f"starting the server: {line.strip()[:110]}")
 
+    def ready(self, start_s: float) -> None:
+        """Show that the server is up; what it logs from now on is its own affair."""
+        self._starting = False
+        self._update(f"ready after {start_s:.1f} s")
+
     def load(self, progress: Progress) -> None:
         """Show how far a replay is."""
-        self._starting = False
         failed = f", {progress.failed} failed" if progress.failed else ""
         self._update(
             f"{progress.done}/{progress.total} requests{failed}, {progress.in_flight} in flight, "

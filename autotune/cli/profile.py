@@ -200,7 +200,7 @@ def _launched(
         on_log=reporter.server_log,
     )
     with server:
-        reporter.note(f"ready after {server.start_s:.1f} s")
+        reporter.ready(server.start_s)
         run = _replayed(server.endpoint, server.effective, load, reporter)
         failure = server.failure() or request_failure(run)
     if failure is not None:

@@ -97,12 +97,16 @@ def figures_table(decision: Decision) -> Table:
 
 
 def interval(value: Interval | None) -> str:
-    """An estimate with its interval, in three significant digits."""
+    """An estimate with its interval, in three significant digits; times with their unit."""
     if value is None:
         return "-"
+    factor, unit = (1.0, " s") if value.unit == "s" else (1.0, "")
+    if value.unit == "s" and abs(value.estimate) < 1:
+        factor, unit = 1000.0, " ms"
+    text = digits(factor * value.estimate) + unit
     if value.low is None or value.high is None:
-        return digits(value.estimate)
-    return f"{digits(value.estimate)} ({digits(value.low)} to {digits(value.high)})"
+        return text
+    return f"{text} ({digits(factor * value.low)} to {digits(factor * value.high)})"
 
 
 def amount(value: float | None, unit: str = "") -> str:

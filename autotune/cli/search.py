@@ -140,7 +140,7 @@ def search(
         if problems := runner.check_arguments(base, model):
             raise BadInput(
                 "the engine refuses --engine-args: " + "; ".join(problems),
-                fix="look the names up with: vllm serve --help=all",
+                fix="look the names up with: vllm serve --help=all" if engine == "vllm" else "",
             )
         refuse_overrides(base, {}, platform=runner.describe().platform)
         info = _described(

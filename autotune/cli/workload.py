@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from kvtune.types import Histogram
 
 app = typer.Typer(
-    name="workload", help="Look at a workload file, or make one.", no_args_is_help=True
+    name="workload",
+    help="Look at a workload file, or make one.",
+    epilog="Example: kvtune workload inspect requests.jsonl",
+    no_args_is_help=True,
 )
 
 

@@ -76,12 +76,12 @@ def _refuse_foreign(
         if name not in known:
             raise BadInput(
                 f"{path} exists and was not written by kvtune",
-                "choose another directory, move the file away, or force the overwrite",
+                "choose another directory, move the file away, or pass --force",
             )
         if present != known[name]:
             raise BadInput(
                 f"{path} was edited after kvtune wrote it",
-                "choose another directory, keep your edits elsewhere, or force the overwrite",
+                "choose another directory, keep your edits elsewhere, or pass --force",
             )
 
 
@@ -96,7 +96,7 @@ def _read_manifest(path: Path, *, force: bool) -> dict[str, str]:
             return {}
         raise BadInput(
             f"{path} is not a manifest of kvtune, so it is unknown which files are safe to replace",
-            "choose another directory, or force the overwrite",
+            "choose another directory, or pass --force",
         ) from error
 
 

@@ -1,74 +1,144 @@
-"""Which study `kvtune search` opens, and what it refuses, without measuring anything."""
+"""`kvtune search`: one command from a workload to a decision."""
 
 import json
-import shlex
-import sys
 
 import pytest
 
-from kvtune import __version__
-from kvtune.autotune.cli.search import search
-from kvtune.autotune.study import open_study
-from kvtune.errors import BadInput
-
-SIMULATED = f"{shlex.quote(sys.executable)} -P -m kvtune.engines.simulated.server {{args}}"
+from kvtune.autotune.cli.console import TerminalReporter
+from kvtune.types import Decision, Outcome
 
 
-@pytest.fixture
-def plan(tmp_path, monkeypatch):
-    """Plan a search, and return the study that it opened."""
-    for name in ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE", "OMP_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    workload = tmp_path / "requests.jsonl"
-    lines = [{"prompt": f"prompt {number}", "output_tokens": 4} for number in range(8)]
-    workload.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    opened = []
-
-    def note(*args, **facts):
-        opened.append(open_study(*args, **facts))
-        return opened[-1]
-
-    monkeypatch.setattr("kvtune.autotune.study.open_study", note)
-
-    def plan(**asked):
-        asked = {"engine": "simulated", **asked}
-        store = str(tmp_path / "kvtune.db")
-        search("org/model", str(workload), dry_run=True, concurrency=2, store=store, **asked)
-        return opened[-1]
-
-    return plan
+def test_a_search_finds_the_block_size_that_fits_and_says_so_in_json(after_search):
+    decision = Decision.model_validate(after_search.decision)
+    assert decision.outcome is Outcome.WINNER
+    assert decision.baseline == 0
+    assert decision.gain_ratio.low > 1
+    assert decision.figures["goodput_requests_per_s"].repeats == 2
 
 
-def test_another_command_is_another_study_and_its_server_tells_what_it_is(plan):
-    first = plan(engine="vllm", engine_command=SIMULATED)
-    assert first.engine.version == __version__
-    assert first.settings["server"]["command"] == SIMULATED
-    assert first.settings["environment"] == {}
-    assert plan(engine="vllm", engine_command=SIMULATED).id == first.id
-    other = plan(engine="vllm", engine_command=f"{SIMULATED} --simulate-step-s 0.01")
-    assert other.id != first.id
+def test_the_same_command_measures_nothing_again(after_search, kvtune):
+    again = kvtune(*after_search.words, "--json")
+    assert again.json() == after_search.decision
+    known = again.err.count("known, not measured again")
+    assert known == 1 + 4, "the defaults and two rounds of two; the rest is not even proposed"
 
 
-def test_the_environment_that_shapes_results_is_part_of_a_study(plan, monkeypatch):
-    first = plan()
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("VLLM_API_KEY", "sk-1")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    second = plan()
-    assert second.id != first.id
-    assert second.settings["environment"]["OMP_NUM_THREADS"] == "3"
-    assert second.settings["server"]["environment"]["CUDA_VISIBLE_DEVICES"] == ""
-    assert "CUDA_VISIBLE_DEVICES" not in second.settings["environment"]
-    assert "sk-1" not in json.dumps(second.settings)
+def test_the_decision_is_shown_with_figures_and_the_next_command(after_search, kvtune):
+    said = kvtune(*after_search.words).out
+    number = after_search.decision["recommended"]
+    assert f"Winner - study {after_search.study}" in said
+    assert f"Recommended: trial {number}: block-size 32" in said
+    assert "goodput is 1." in said
+    assert f"Next: kvtune emit --format vllm-yaml -o DIRECTORY --study {after_search.study}" in said
 
 
-def test_memory_that_a_variable_overrides_is_refused_before_anything_starts(plan, monkeypatch):
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
-    with pytest.raises(BadInput, match="overrides --kv-cache-memory-bytes"):
-        plan(kv_memory="64MiB")
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_tables_keep_within_the_terminal(columns, after_search, kvtune, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    said = kvtune(*after_search.words).out
+    table = [line for line in said.splitlines() if line.startswith(("goodput_", "ttft_", "itl_"))]
+    assert len(table) >= 5, "each figure is a line of its own"
+    assert all(len(line.rstrip()) <= int(columns) for line in table)
 
 
-def test_a_secret_in_the_command_is_refused_before_it_is_stored(plan):
-    with pytest.raises(BadInput, match="holds the value of HF_TOKEN"):
-        plan(engine="vllm", engine_command=f"env HF_TOKEN=hf_1 {SIMULATED}")
+def test_a_goal_that_nothing_meets_is_exit_code_1(after_search, kvtune):
+    words = [word if word != "p95 ttft <= 2s" else "p95 ttft <= 1us" for word in after_search.words]
+    said = kvtune(*words, "--budget", 1, code=1)
+    assert "Infeasible" in said.out
+    assert "Closest: trial 0: stock defaults" in said.out
+    assert "p95 ttft <= 1us is missed" in said.out
+
+
+def test_servers_that_never_start_are_exit_code_3_with_the_reason(after_search, kvtune):
+    words = [*after_search.words, "--kv-memory", "32MiB", "--study", "small", "--budget", 2]
+    said = kvtune(*words, code=3)
+    assert "Nothing was measured" in said.out
+    assert "Next: kvtune show small" in said.out
+    assert "does-not-fit: " in said.err
+    assert "does-not-fit: " in kvtune("show", "small").out
+    assert "nothing" in kvtune("emit", "--study", "small", code=2).err
+
+
+def test_an_interrupt_keeps_the_best_so_far_and_is_exit_code_130(after_search, kvtune, monkeypatch):
+    replays = []
+
+    def load(self, progress):
+        replays.extend([progress] if progress.done == progress.total else [])
+        if len(replays) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(TerminalReporter, "load", load)
+    said = kvtune(*after_search.words, "--seed", 5, "--json", code=130)
+    assert Decision.model_validate_json(said.out).recommended == 0
+    assert "Interrupted: deciding with what was measured" in said.err
+
+
+def test_a_dry_run_names_the_space_and_begins_no_study(after_search, kvtune, tmp_path, monkeypatch):
+    monkeypatch.setenv("KVTUNE_HOME", str(tmp_path / "new"))
+    said = kvtune(*after_search.words, "--dry-run").out
+    assert "block_size: 32, 64, 128, 256 tokens (default 128)" in said
+    assert "kv_dtype: it is near-lossless, and this search is lossless" in said
+    assert "max_num_seqs: max-num-seqs is fixed by --engine-args" in said
+    assert kvtune("history", "--json").json() == []
+
+
+def test_a_dry_run_knows_how_many_requests_will_be_in_flight(after_search, kvtune):
+    words = ("search", "--engine", "simulated", "--model", "org/tiny", "--dry-run")
+    said = kvtune(*words, "--workload", after_search.workload, "--concurrency", 8).out
+    assert "the load never has more than 8 requests in flight" in said
+
+
+BAD = {
+    "a goal that is none": (["--goal", "banana"], "'banana' is not a limit"),
+    "a time without a unit": (["--budget-time", "5"], "'5' is not a time"),
+    "a harm that is none": (["--max-harm", "some"], "--max-harm 'some' is not known"),
+    "a workload that is not there": (["--workload", "nope.jsonl"], "there is no file nope.jsonl"),
+    "a format that is none": (["--workload-format", "x"], "there is no trace format 'x'"),
+    "an engine that is none": (["--engine", "x"], "there is no engine 'x'"),
+    "a model that is not there": (["--model", "./nope"], "the model path ./nope does not exist"),
+    "memory that is none": (["--kv-memory", "much"], "'much' is not a size"),
+    "memory given twice": (
+        ["--engine-args", "--kv-cache-memory-bytes 1G"],
+        "the KV memory is given twice",
+    ),
+    "an option that the engine lacks": (
+        ["--engine-args", "--blok-size 32"],
+        "unrecognized arguments: --blok-size (did you mean --block-size?)",
+    ),
+    "an option that kvtune sets": (["--engine-args", "--port 1"], "--port is set by kvtune itself"),
+    "a share that is none": (["--heldout-share", "1.5"], "the held-out share must be"),
+    "a study of something else": (["--study", "STUDY", "--seed", "9"], "is about another"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_before_anything_starts(case, after_search, kvtune):
+    words, message = BAD[case]
+    words = [after_search.study if word == "STUDY" else word for word in words]
+    said = kvtune(*after_search.words, *words, code=2)
+    assert said.err.startswith("error: "), "nothing was begun before the refusal"
+    assert message in said.err
+    assert said.out == ""
+
+
+def test_a_bad_line_of_a_workload_is_named(kvtune, tmp_path):
+    workload = tmp_path / "w.jsonl"
+    workload.write_text('{"prompt": "fine"}\n{"prompt": 3}\n')
+    words = ("search", "--engine", "simulated", "--model", "m", "--workload", workload)
+    assert f"error: {workload}, line 2: " in kvtune(*words, code=2).err
+
+
+def test_an_error_is_json_where_json_is_asked_for(after_search, kvtune):
+    said = kvtune(*after_search.words, "--goal", "banana", "--json", code=2)
+    assert said.err == ""
+    assert json.loads(said.out) == {
+        "error": "'banana' is not a limit",
+        "fix": 'write it like "p95 ttft <= 800ms", a whole goal like "max goodput where '
+        'p95 ttft <= 800ms"',
+        "kind": "BadGoal",
+    }
+
+
+@pytest.mark.parametrize("words", [["--budget", "0"], ["--confirm-rounds", "1"], ["--nope"]])
+def test_a_value_out_of_range_is_bad_input(words, after_search, kvtune):
+    assert "Usage: kvtune search" in kvtune(*after_search.words, *words, code=2).err

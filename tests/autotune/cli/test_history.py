@@ -1,0 +1,72 @@
+"""`kvtune history`: what was measured before, here and elsewhere."""
+
+import json
+
+from kvtune.store.rows import StudySummary
+
+
+def test_studies_are_listed_with_their_goal_and_outcome(after_search, kvtune):
+    said = kvtune("history").out.splitlines()
+    (at,) = [i for i, line in enumerate(said) if line.startswith(after_search.study + " ")]
+    assert "trials: 8 ok; best 1" in said[at]
+    assert said[at].endswith(f"winner: trial {after_search.decision['recommended']}")
+    assert said[at + 1].strip() == "max goodput where p95 ttft <= 2s"
+
+
+def test_the_list_as_json_holds_valid_rows(after_search, kvtune):
+    rows = [StudySummary.model_validate(row) for row in kvtune("history", "--json").json()]
+    (row,) = [row for row in rows if row.name == after_search.study]
+    assert row.trials == {"ok": 8}
+    assert row.recommended == after_search.decision["recommended"]
+
+
+def test_an_empty_history_says_how_to_begin(kvtune):
+    assert "kvtune search --model" in kvtune("history").out
+    assert kvtune("history", "--json").json() == []
+
+
+def test_an_export_makes_another_store_know_the_same(after_search, kvtune, tmp_path):
+    file, other = tmp_path / "all.jsonl", tmp_path / "other.db"
+    assert "wrote " in kvtune("history", "export", "--study", after_search.study, "-o", file).err
+    added = kvtune("history", "--store", other, "import", file, "--json").json()
+    assert added["added"]["study"] == 1
+    assert sum(added["skipped"].values()) == 0
+    here = kvtune("show", after_search.study, "--json").json()
+    assert kvtune("show", "--store", other, "--json").json() == here
+    again = kvtune("history", "import", file, "--store", other)
+    assert "added 0, known " in again.out
+
+
+def test_an_imported_history_spares_its_measurements(after_search, kvtune, tmp_path):
+    file, other = tmp_path / "all.jsonl", tmp_path / "other.db"
+    kvtune("history", "export", "--study", after_search.study, "-o", file)
+    kvtune("history", "import", file, "--store", other)
+    again = kvtune(*after_search.words, "--store", other, "--json")
+    assert again.json() == after_search.decision
+
+
+def test_an_export_goes_to_stdout_without_a_file(after_search, kvtune):
+    lines = kvtune("history", "export", "--study", after_search.study).out.splitlines()
+    assert json.loads(lines[0])["kind"] == "kvtune-export"
+    assert len(lines) > 20
+
+
+def test_a_file_that_cannot_be_read_or_written_is_bad_input(after_search, kvtune, tmp_path):
+    assert "cannot be read" in kvtune("history", "import", tmp_path / "nope", code=2).err
+    said = kvtune("history", "export", "-o", tmp_path / "no" / "such.jsonl", code=2)
+    assert "cannot be written" in said.err
+
+
+def test_a_line_that_is_no_export_is_named(kvtune, tmp_path):
+    file = tmp_path / "bad.jsonl"
+    file.write_text("{}\n")
+    assert "line 1" in kvtune("history", "import", file, code=2).err
+
+
+def test_a_store_that_is_none_is_bad_input(kvtune):
+    assert "error: " in kvtune("history", "--store", "mysql://host/db", code=2).err
+
+
+def test_a_store_that_cannot_be_opened_is_exit_code_3(kvtune, tmp_path):
+    (tmp_path / "file").write_text("not a database, and long enough to be looked at" * 40)
+    assert "error: " in kvtune("history", "--store", tmp_path / "file", code=3).err

@@ -1,0 +1,72 @@
+"""`kvtune show`: everything that is known about a study or a trial."""
+
+import json
+
+import pytest
+
+from kvtune.store.rows import StudyRow, TrialRow
+from kvtune.types import Decision
+
+
+def test_a_study_shows_its_trials_its_decision_and_why_the_others_are_out(after_search, kvtune):
+    said = kvtune("show", after_search.study).out
+    assert f"{after_search.study}: org/tiny on " in said
+    assert "goal: max goodput where p95 ttft <= 2s" in said
+    rows = [line.split() for line in said.splitlines() if line[:1].isdigit()]
+    assert [row[0] for row in rows] == list("01234567")
+    assert rows[0][1:4] == ["stock", "defaults", "ok"]
+    assert rows[4][1:4] == ["confirms", "0", "ok"]
+    winner = after_search.decision["recommended"]
+    assert f"Recommended: trial {winner}: block-size 32" in said
+    others = sorted({1, 2, 3} - {winner})
+    assert f"- trials {others[0]}, {others[1]} out: not among the best when it was tried" in said
+
+
+def test_a_study_as_json_holds_valid_rows(after_search, kvtune):
+    shown = kvtune("show", after_search.study, "--json").json()
+    assert StudyRow.model_validate(shown["study"]).name == after_search.study
+    trials = [TrialRow.model_validate_json(json.dumps(row)) for row in shown["trials"]]
+    assert [trial.number for trial in trials] == list(range(8))
+    assert (
+        Decision.model_validate_json(json.dumps(shown["decision"])).model_dump(mode="json")
+        == after_search.decision
+    )
+
+
+def test_a_trial_shows_its_settings_with_reasons_figures_and_what_ran(after_search, kvtune):
+    winner = after_search.decision["recommended"]
+    said = kvtune("show", f"{after_search.study}/{winner}").out
+    assert f"{after_search.study}/{winner}: block-size 32" in said
+    assert "block-size: 32  blocks of 32 tokens" in said
+    assert "max-model-len: 2048  given for every trial" in said
+    assert "goodput_requests_per_s: " in said
+    assert "block_size_tokens: 32" in said
+    assert ": finished" in said
+
+
+def test_a_confirmation_says_what_it_confirms(after_search, kvtune):
+    assert "measures trial 0 again, to confirm it" in kvtune("show", f"{after_search.study}/4").out
+
+
+def test_a_trial_as_json_is_a_valid_row(after_search, kvtune):
+    row = TrialRow.model_validate_json(kvtune("show", f"{after_search.study}/1", "--json").out)
+    assert row.number == 1
+    assert row.measurement.effective.max_model_len_tokens == 2048
+
+
+def test_the_start_of_a_name_is_enough(after_search, kvtune):
+    assert after_search.study in kvtune("show", after_search.study[:-1]).out
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [("nope", "there is no study named 'nope'"), ("{}/99", "has no trial 99"), ("{}/x", "'x'")],
+)
+def test_what_is_not_there_is_bad_input(reference, message, after_search, kvtune):
+    said = kvtune("show", reference.format(after_search.study), code=2)
+    assert message in said.err
+    assert "fix: " in said.err
+
+
+def test_an_empty_history_says_how_to_begin(kvtune):
+    assert "there are no studies" in kvtune("show", code=2).err
