@@ -50,7 +50,7 @@ from kvtune.store.schema import (
     trials,
 )
 from kvtune.store.studies import check_name
-from kvtune.types import SCHEMA_VERSION
+from kvtune.types import SCHEMA_VERSION, fingerprint_of
 
 _HEADER = "kvtune-export"
 _ROWS_IN_MEMORY = 16
@@ -233,8 +233,11 @@ def _add(connection: Connection, kind: _Kind, row: Row, renamed: dict[str, str])
 def _check_same_point(found: Row, row: Row) -> None:
     # Trials are known by their number, which two stores may have given to different points.
     if isinstance(found, PlannedTrial) and isinstance(row, PlannedTrial):
-        same = (found.trial, found.key) == (row.trial, row.key)
-        if not same:
+        # By their text: an argument that is no number (NaN) equals nothing, itself included.
+        same_trial = fingerprint_of(found.trial.model_dump(mode="json")) == fingerprint_of(
+            row.trial.model_dump(mode="json")
+        )
+        if not same_trial or found.key != row.key:
             raise BadInput(
                 f"the store has another trial {row.number} in the same study",
                 "import into another store: the study went on in both",
