@@ -118,7 +118,14 @@ def test_the_emitted_file_serves_what_was_measured(home, workload, decision):
     goodput = profile["metrics"]["goodput_requests_per_s"][0]
     assert goodput > decision["baseline_figures"]["goodput_requests_per_s"]["high"]
     assert profile["effective"]["block_size_tokens"] < 128
-    assert not [process for process in tree if process.is_running()], "the server is gone"
+    assert [process for process in tree if is_alive(process)] == [], "the server is gone"
+
+
+def is_alive(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_until_healthy(port, server, log):
