@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from contracts.processes import is_alive
 
 pytestmark = pytest.mark.integration
 
@@ -119,13 +120,6 @@ def test_the_emitted_file_serves_what_was_measured(home, workload, decision):
     assert goodput > decision["baseline_figures"]["goodput_requests_per_s"]["high"]
     assert profile["effective"]["block_size_tokens"] < 128
     assert [process for process in tree if is_alive(process)] == [], "the server is gone"
-
-
-def is_alive(process):
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def wait_until_healthy(port, server, log):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from contracts.processes import is_alive
 
 from kvtune.engines.base import ServerSpec
 from kvtune.engines.vllm.engine import VllmEngine
@@ -184,7 +185,7 @@ def test_an_engine_that_is_killed_under_load_is_noticed_within_seconds(launch, v
         assert server.failure().failure is FailureClass.CRASH_UNDER_LOAD
         assert "unexpectedly" in server.failure().message
         client.join()
-    assert not any(child.is_running() for child in tree)
+    assert not any(is_alive(child) for child in tree)
 
 
 def test_the_installed_parser_judges_arguments(warm, model):

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import typer
+from contracts.processes import is_alive
 
 import kvtune as package
 from kvtune.autotune.cli.app import app
@@ -135,11 +136,3 @@ def test_a_signal_ends_a_search_with_its_decision_and_no_server(number, after_se
     assert "Interrupted: deciding with what was measured" in err
     assert "Nothing was measured" in out
     assert [one for one in tree if is_alive(one)] == []
-
-
-def is_alive(process):
-    """Whether it runs; one that has ended and that nobody has asked for yet does not."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
