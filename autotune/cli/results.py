@@ -121,8 +121,8 @@ def amount(value: float | None, unit: str = "") -> str:
 
 def digits(value: float) -> str:
     """A number in three significant digits, written out where it is large."""
-    rounded = f"{value:.3g}"
-    return f"{float(rounded):,.0f}" if abs(value) >= 1000 else rounded
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
 
 
 def _by_reason(missing: tuple[str, ...]) -> dict[str, list[str]]:

@@ -1,87 +1,128 @@
-import json
+"""From a stretch of load to a profile, with what is known of the server beside its counters."""
+
+import asyncio
 
 import pytest
+from contracts.landscape import DEVICE, GOAL, run_of
 
-from kvtune.autotune.profiling import Subject, observed_concurrency, profile_of
-from kvtune.types import Device, EffectiveConfig, Goal, LoadRun, RequestRecord
+from kvtune.autotune.profiling import Subject, observed_concurrency, profile_of, watch
+from kvtune.engines.base import ServerSpec
+from kvtune.engines.simulated.engine import SimulatedEngine
+from kvtune.errors import EngineError
+from kvtune.types import (
+    Bottleneck,
+    EffectiveConfig,
+    Endpoint,
+    FailureClass,
+    Goal,
+    LoadRun,
+    Profile,
+    RequestRecord,
+)
 
-GPUS = Device(kind="cuda", name="a GPU", count=4, memory_bytes=80 << 30)
-CORES = Device(kind="cpu", name="a CPU", count=4, memory_bytes=None)
-COUNTERS = {
-    "vllm:iteration_tokens_total_count": 1000.0,
-    "vllm:iteration_tokens_total_sum": 8000.0,
-    "vllm:generation_tokens_total": 8000.0,
-    "vllm:request_prompt_tokens_sum": 8000.0,
-    "vllm:request_prompt_tokens_count": 10.0,
-    "vllm:request_generation_tokens_sum": 4000.0,
-    "vllm:request_generation_tokens_count": 10.0,
-}
-# 8 sequences a step, each of 800 + 400 / 2 tokens
-STEP_TOKENS = 8 * 1000
+COUNTERS = {"vllm:generation_tokens_total": 16.0}
+
+
+def run_with(*spans):
+    records = tuple(
+        RequestRecord(index, sent_s, sent_s, sent_s, end_s, (), 1, 1, 1)
+        for index, (sent_s, end_s) in enumerate(spans)
+    )
+    return LoadRun(records, 10.0, 0.0, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("spans", "most"),
+    [
+        ([], 0),
+        ([(0, 1)], 1),
+        ([(0, 2), (1, 3), (2, 4)], 2),
+        ([(0, 9), (1, 2), (3, 4), (3, 5)], 3),
+        ([(0, 1), (1, 2), (2, 3)], 1),
+    ],
+)
+def test_the_most_requests_at_once_are_counted(spans, most):
+    assert observed_concurrency(run_with(*spans)) == most
+
+
+def test_a_replay_is_profiled_with_its_metrics_and_counters():
+    run = LoadRun(run_of().records, 1.0, 0.1, COUNTERS, {}, ("late",))
+    subject = Subject(model="org/m", endpoint_url="http://h:1", device=DEVICE, arguments={})
+    profile = profile_of(subject, run, GOAL, is_load_ours=True)
+    assert profile.model == "org/m"
+    assert profile.endpoint_url == "http://h:1"
+    assert profile.counters == COUNTERS
+    assert profile.window_s == 1.0
+    assert profile.metrics["requests_per_s"] == (4.0,)
+    assert profile.warnings == ("late",)
+    assert profile.verdict.bottleneck is Bottleneck.ABSTAIN, "a second is too short"
+    assert Profile.model_validate_json(profile.model_dump_json()) == profile
+
+
+def test_a_server_that_nobody_named_goes_by_the_name_that_it_serves():
+    profile = profile_of(
+        Subject(model=None, endpoint_url="", served_name="chat"),
+        LoadRun((), 1.0, 0.0, {}, {}),
+        Goal(),
+        is_load_ours=False,
+    )
+    assert profile.model == "chat"
+    assert profile.metrics == {}
+
+
+def weights_row(profile):
+    rows = {row.metric: row for row in profile.verdict.evidence}
+    return rows["modelled_weight_reads_share"].value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "device_count", "is_known"),
+    [
+        ({}, 1, True),
+        ({"tensor-parallel-size": 2}, 2, True),
+        (None, 1, True),
+        (None, 2, False),
+    ],
+)
+def test_weights_are_shared_by_the_devices_that_the_arguments_name(
+    arguments, device_count, is_known, tmp_path
+):
+    """Where several devices are there and nobody said how many share the weights, it is unknown."""
+    from kvtune.autotune.profiling import _weight_bytes
+
+    (tmp_path / "model.safetensors").write_bytes(b"w" * 1000)
+    device = DEVICE.model_copy(update={"kind": "cuda", "count": device_count})
+    subject = Subject(
+        model=str(tmp_path),
+        endpoint_url="",
+        device=device,
+        arguments=arguments,
+        effective=EffectiveConfig(),
+    )
+    sharing = (arguments or {}).get("tensor-parallel-size", 1)
+    assert _weight_bytes(subject) == (1000 // sharing if is_known else None)
 
 
 @pytest.fixture
-def checkpoint(tmp_path):
-    """1 MiB of weights; a token takes 2 layers x 4 heads x 16 numbers x key and value."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "hidden_size": 64,
-        "max_position_embeddings": 2048,
-        "vocab_size": 500,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "model.safetensors").write_bytes(b"w" * (1 << 20))
-    return str(tmp_path)
+def server(tmp_path):
+    spec = ServerSpec("m", arguments={"simulate-time-scale": 0.01})
+    with SimulatedEngine().launch(spec, log_path=tmp_path / "server.log") as running:
+        yield running
 
 
-def kv_to_weights(model, **known):
-    """How many bytes of KV a step reads for each byte of weights; `None` if it is not known."""
-    run = LoadRun((), 60.0, 0.0, COUNTERS, {})
-    profile = profile_of(Subject(model, "", **known), run, Goal(), is_load_ours=False)
-    rows = {row.metric: row.value for row in profile.verdict.evidence}
-    kv, weights = rows["modelled_kv_reads_share"], rows["modelled_weight_reads_share"]
-    return None if kv is None or weights is None else kv / weights
+def test_watching_samples_the_gauges_and_takes_the_counters_apart(server):
+    seconds = []
+    run = asyncio.run(watch(server.endpoint, 0.6, interval_s=0.1, on_second=seconds.append))
+    assert run.records == ()
+    assert run.duration_s == pytest.approx(0.6, abs=0.3)
+    assert seconds[0] == pytest.approx(0.0, abs=0.2)
+    assert set(run.counters.values()) == {0.0}, "nothing was sent"
+    assert len(run.gauges["vllm:num_requests_running"]) >= 3
+    assert run.warnings == ()
 
 
-@pytest.mark.parametrize(("dtype", "token_bytes"), [("auto", 512), ("fp8", 256), ("fp8_e5m2", 256)])
-def test_kv_is_counted_in_the_format_that_the_server_reports(dtype, token_bytes, checkpoint):
-    effective = EffectiveConfig(kv_cache_dtype=dtype, model_dtype="bfloat16")
-    found = kv_to_weights(checkpoint, effective=effective)
-    assert found == pytest.approx(STEP_TOKENS * token_bytes / (1 << 20))
-
-
-def test_weights_and_kv_are_both_those_of_one_device(checkpoint):
-    alone = kv_to_weights(checkpoint, arguments={}, device=GPUS)
-    parallel = kv_to_weights(checkpoint, arguments={"tensor-parallel-size": 4}, device=GPUS)
-    assert alone == pytest.approx(parallel)
-    reported = EffectiveConfig(
-        kv_cache_memory_bytes=1280 * 128, num_gpu_blocks=10, block_size_tokens=128
-    )
-    pipeline = kv_to_weights(
-        checkpoint, arguments={"pipeline-parallel-size": 2}, device=GPUS, effective=reported
-    )
-    assert pipeline == pytest.approx(STEP_TOKENS * 128 / (1 << 19)), "as the server reports it"
-
-
-def test_how_many_devices_share_a_model_is_not_guessed(checkpoint):
-    assert kv_to_weights(checkpoint, device=GPUS) is None
-    assert kv_to_weights(checkpoint, device=CORES) is not None, "cores share one memory"
-    assert kv_to_weights(None, served_name=checkpoint) is None, "nobody named that directory"
-
-
-def test_what_is_off_about_a_run_is_said_in_its_profile():
-    short = RequestRecord(0, 0.0, 0.0, 0.1, 1.0, (0.1,), 8, 2, 4)
-    run = LoadRun((short,), 60.0, 0.0, {}, {}, ("late",))
-    profile = profile_of(Subject("m", ""), run, Goal(), is_load_ours=True)
-    assert profile.warnings == ("late", "1 requests returned fewer tokens than were asked for")
-
-
-def test_observed_concurrency_is_the_most_requests_at_once():
-    times = [(0.0, 2.0), (1.0, 3.0), (2.0, 4.0), (2.5, 2.6)]
-    records = tuple(
-        RequestRecord(index, sent, sent, sent, end, (), 1, 1, 1)
-        for index, (sent, end) in enumerate(times)
-    )
-    assert observed_concurrency(LoadRun(records, 4.0, 0.0, {}, {})) == 3
+def test_a_page_that_cannot_be_read_is_a_failure():
+    with pytest.raises(EngineError, match="/metrics cannot be read") as failure:
+        asyncio.run(watch(Endpoint("http://127.0.0.1:9", "m"), 0.1))
+    assert failure.value.failure is FailureClass.REQUEST_ERRORS
+    assert failure.value.fix

@@ -1,9 +1,12 @@
 """The sampler behind ask and tell: crashes teach it, stops do not, and it goes on after a crash."""
 
+import sqlite3
+
 import pytest
 
 from kvtune.autotune.search import Search
 from kvtune.autotune.space import SearchSpace, SpaceKnob
+from kvtune.errors import StoreError
 from kvtune.policies.base import Knob
 from kvtune.types import PolicyStack
 
@@ -113,3 +116,21 @@ def test_a_missed_limit_counts_against_a_point(space, url):
         search.tell(proposal, float(seqs), [seqs / 20 - 1])
         late.append(seqs)
     assert sum(8 <= seqs <= 20 for seqs in late[10:]) > 15
+
+
+def test_a_database_that_cannot_be_written_is_an_error_of_the_store(space, url):
+    search = Search("s", url, seed=1)
+    proposal = search.ask(space)
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match="sampler's state cannot be written"):
+            search.tell(proposal, 1.0, [0.0])
+    database.close()
+
+
+def test_two_searches_of_one_study_end_with_a_plain_error(space, url):
+    first = Search("s", url, seed=1)
+    proposal = first.ask(space)
+    Search("s", url, seed=1).recover()
+    with pytest.raises(StoreError, match="another search"):
+        first.tell(proposal, 1.0, [0.0])

@@ -1,0 +1,163 @@
+"""Progress: a live line on a terminal, a line now and then elsewhere, and never in the results."""
+
+import pytest
+from rich.console import Console
+
+from kvtune.autotune.cli import console
+from kvtune.autotune.cli.console import TerminalReporter, headline
+from kvtune.autotune.cli.results import amount, digits, interval
+from kvtune.profilers.load.progress import Progress
+from kvtune.types import (
+    Bottleneck,
+    Failure,
+    FailureClass,
+    Interval,
+    Measurement,
+    PolicyStack,
+    Status,
+    Trial,
+    Verdict,
+)
+
+HALF = Progress(done=5, failed=1, total=10, in_flight=4, elapsed_s=2.0, output_tokens_per_s=80.0)
+TRIAL = Trial(number=3, stack=PolicyStack(), base_arguments={}, repeats=1, seed=0)
+
+
+@pytest.fixture
+def reporter(monkeypatch):
+    """A reporter on a terminal 100 columns wide or on a pipe; `said` is what it wrote."""
+
+    def make(terminal):
+        shown = Console(
+            stderr=True, width=100, force_terminal=terminal, record=True, highlight=False
+        )
+        monkeypatch.setattr(console, "stderr", shown)
+        made = TerminalReporter()
+        made.said = lambda: shown.export_text(clear=False)
+        return made
+
+    return make
+
+
+def test_a_pipe_gets_a_line_only_every_few_seconds(reporter, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    quiet = reporter(False)
+    with quiet.live():
+        quiet.phase("Measuring 1 of 4: stock defaults")
+        for _ in range(20):
+            now[0] += 0.5
+            quiet.load(HALF)
+    lines = quiet.said().splitlines()
+    assert lines[0] == "00:00 Measuring 1 of 4: stock defaults"
+    assert lines[1] == "00:05   5/10 requests, 1 failed, 4 in flight, 80 tokens/s"
+    assert len(lines) == 2
+
+
+def test_a_starting_server_shows_its_log_until_it_is_ready(reporter, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    quiet = reporter(False)
+    quiet.phase("Measuring 1 of 4: stock defaults")
+    for line in ("INFO: loading [weights]", ""):
+        now[0] += 10
+        quiet.server_log(line)
+    now[0] += 10
+    quiet.ready(20.0)
+    now[0] += 10
+    quiet.server_log("INFO: a request came")
+    said = quiet.said()
+    assert "starting the server: INFO: loading [weights]" in said
+    assert "ready after 20.0 s" in said
+    assert "a request came" not in said
+
+
+def test_a_terminal_shows_every_step_of_a_replay(reporter):
+    live = reporter(True)
+    with live.live():
+        live.phase("Measuring 1 of 4: stock defaults")
+        live.load(HALF)
+        assert live._spinner is not None
+        assert "5/10 requests" in str(live._spinner.status)
+    assert live._spinner is None
+
+
+def test_a_trial_is_told_by_its_figures(reporter):
+    quiet = reporter(False)
+    measurement = Measurement(
+        status=Status.OK,
+        metrics={"goodput_requests_per_s": (1.0, 1.234), "ttft_p95_s": (0.5, 0.456)},
+    )
+    quiet.trial(TRIAL, measurement, reused=True)
+    assert (
+        "trial 3: goodput req/s 1.23, p95 TTFT s 0.46 (known, not measured again)" in quiet.said()
+    )
+
+
+def test_a_failure_is_told_by_its_class_and_reason(reporter):
+    quiet = reporter(False)
+    failure = Failure(failure=FailureClass.DOES_NOT_FIT, message="needs [1 GiB] more")
+    quiet.trial(TRIAL, Measurement(status=Status.FAILED, failure=failure), reused=False)
+    assert "trial 3: does-not-fit: needs [1 GiB] more" in quiet.said()
+
+
+@pytest.mark.parametrize(
+    ("bottleneck", "text"),
+    [
+        (Bottleneck.KV_CAPACITY, "bound by kv-capacity (high confidence)"),
+        (Bottleneck.IDLE, "idle (high confidence)"),
+        (Bottleneck.ABSTAIN, "no verdict"),
+    ],
+)
+def test_a_verdict_has_a_headline(bottleneck, text, reporter):
+    verdict = Verdict(bottleneck=bottleneck, confidence="high", evidence=(), summary="because [x]")
+    quiet = reporter(False)
+    quiet.verdict(verdict)
+    assert f"{text}: because [x]" in quiet.said()
+    assert headline(verdict)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.012345, "0.0123"),
+        (1.0, "1"),
+        (12.345, "12.3"),
+        (999.4, "999"),
+        (999.9, "1,000"),
+        (1370.2, "1,370"),
+        (-1370.2, "-1,370"),
+        (23_456_789.0, "23,500,000"),
+    ],
+)
+def test_numbers_have_three_digits_and_no_exponent(value, text):
+    assert digits(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (None, "s", "-"),
+        (0.25, "share", "25%"),
+        (0.5, "1/request", "0.5 a request"),
+        (3.0, "prompts", "3 prompts"),
+        (3.0, "", "3"),
+    ],
+)
+def test_an_amount_has_its_unit(value, unit, text):
+    assert amount(value, unit) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (Interval(estimate=2.0, low=None, high=None, unit="requests/s"), "2"),
+        (Interval(estimate=2.0, low=1.5, high=2.5, unit="requests/s"), "2 (1.5 to 2.5)"),
+        (Interval(estimate=0.0123, low=0.01, high=0.015, unit="s"), "12.3 ms (10 to 15)"),
+        (Interval(estimate=1.25, low=1.0, high=1.5, unit="s"), "1.25 s (1 to 1.5)"),
+    ],
+)
+def test_an_interval_has_its_bounds_and_times_their_unit(value, text):
+    assert interval(value) == text

@@ -1,0 +1,137 @@
+"""Whole searches on simulated servers: real processes, real load, real faults."""
+
+from dataclasses import replace
+
+import psutil
+import pytest
+from contracts.landscape import Recorder, workload
+
+from kvtune.autotune.tune import Budget
+from kvtune.engines.simulated.engine import SimulatedEngine
+from kvtune.profilers.load.client import ClosedLoop, OpenLoop
+from kvtune.profilers.measure import LoadPlan
+from kvtune.types import FailureClass, Goal, Harm, Outcome, Slo, Status
+
+FAST = {"simulate-time-scale": 0.01}
+BASE = {
+    "max-model-len": 2048,
+    "kv-cache-memory-bytes": 64 << 20,
+    "enable-prefix-caching": True,
+    "prefix-caching-hash-algo": "sha256",
+    "max-num-seqs": 8,
+    "max-num-active-seqs": 8,
+    "max-num-batched-tokens": 512,
+    "scheduler-reserve-full-isl": True,
+    "watermark": 0.0,
+}
+PLAN = LoadPlan(ClosedLoop(4), warmup_requests=2)
+IMPOSSIBLE = Goal(slos=(Slo(metric="ttft", statistic="p95", limit_s=1e-6),))
+SMALL = Budget(trials=2, finalists=1, confirm_rounds=2)
+
+
+class Faulty(SimulatedEngine):
+    """Gives servers more arguments, chosen by those that they are started with."""
+
+    def __init__(self, more):
+        super().__init__(FAST)
+        self._more = more
+        self.pids = []
+
+    def launch(self, spec, **options):
+        arguments = {**spec.arguments, **self._more(spec.arguments)}
+        server = super().launch(replace(spec, arguments=arguments), **options)
+        self.pids.append(server.endpoint.pid)
+        return server
+
+
+@pytest.fixture
+def search(tuning_on):
+    def make(more=lambda arguments: {}, **options):
+        engine = Faulty(more)
+        return engine, tuning_on(**{"base": BASE, "plan": PLAN, "engine": engine, **options})
+
+    return make
+
+
+def test_a_search_ends_with_a_decision_and_leaves_no_server(search, store):
+    engine, tuning = search(budget=SMALL, max_harm=Harm.LOSSLESS)
+    decision = tuning.run()
+    assert decision.outcome is not Outcome.NOTHING_MEASURED
+    assert len(engine.pids) == 2 + 2 * 2
+    assert not [pid for pid in engine.pids if psutil.pid_exists(pid)]
+    effective = [row.measurement.effective for row in store.trials(tuning.study)]
+    sizes = [row.trial.stack.arguments.get("block-size", 128) for row in store.trials(tuning.study)]
+    assert [one.block_size_tokens for one in effective] == sizes
+    assert store.profiles(), "the baseline is profiled on the way"
+
+
+def test_a_configuration_that_crashes_under_load_never_wins(search, store):
+    def crash(arguments):
+        return {"simulate-crash-after-requests": 5} if "block-size" in arguments else {}
+
+    _, tuning = search(crash, budget=SMALL, max_harm=Harm.LOSSLESS)
+    decision = tuning.run()
+    crashed = store.trial(tuning.study, 1).measurement
+    assert crashed.status is Status.FAILED
+    assert crashed.failure.failure is FailureClass.CRASH_UNDER_LOAD
+    assert "simulated crash" in crashed.failure.log_excerpt
+    assert decision.recommended == 0
+    assert decision.rejected[1].startswith("crash-under-load: ")
+
+
+def test_fp8_that_answers_garbage_never_wins(search, store):
+    def garble(arguments):
+        return {"simulate-broken-output": True} if "kv-cache-dtype" in arguments else {}
+
+    base = {**BASE, "block-size": 32, "max-model-len": 2560}
+    _, tuning = search(garble, base=base, goal=IMPOSSIBLE, explore_lossy=True, budget=SMALL)
+    decision = tuning.run()
+    harmful = [
+        row.number
+        for row in store.trials(tuning.study)
+        if row.trial.stack.harm is not Harm.LOSSLESS
+    ]
+    assert harmful
+    assert decision.recommended == 0
+    for number in harmful:
+        assert "the baseline found '7194' in a long prompt" in decision.rejected[number]
+
+
+def test_an_interrupt_in_the_middle_of_a_replay_is_gone_on_from(search, store):
+    class Impatient(Recorder):
+        trials_begun = 0
+
+        def phase(self, title):
+            self.trials_begun += 1
+
+        def load(self, progress):
+            if self.trials_begun == 2:
+                raise KeyboardInterrupt
+
+    engine, tuning = search(budget=SMALL, reporter=Impatient(), max_harm=Harm.LOSSLESS)
+    tuning.run()
+    assert tuning.interrupted
+    assert not [pid for pid in engine.pids if psutil.pid_exists(pid)]
+    rows = store.trials(tuning.study)
+    assert [row.measurement.status for row in rows] == [Status.OK, Status.STOPPED]
+    onward, again = search(budget=SMALL, max_harm=Harm.LOSSLESS)
+    again.run()
+    assert len(onward.pids) == 1 + 2 * 2, "the defaults are not measured again"
+    assert store.trial(again.study, 1).trial == rows[1].trial
+
+
+def test_requests_with_arrival_times_are_replayed_in_their_time(search):
+    timed = tuple(
+        replace(request, arrival_s=number / 50)
+        for number, request in enumerate((*workload().requests, *workload().heldout))
+    )
+    load = replace(workload(), requests=timed[:8], heldout=timed[:4])
+    budget = replace(SMALL, trials=1)
+    _, tuning = search(on=load, plan=LoadPlan(OpenLoop(), warmup_requests=0), budget=budget)
+    decision = tuning.run()
+    assert decision.outcome in (Outcome.KEEP_BASELINE, Outcome.NO_CLEAR_WINNER, Outcome.WINNER)
+    assert decision.figures["requests_per_s"].estimate == pytest.approx(4 / 0.06, rel=0.4)
+    (run,) = tuning.ledger.runs(tuning.ledger.entries[0].trial, tuning.tuning_set, canary=True)
+    assert [record.scheduled_s for record in run.records] == pytest.approx(
+        [number / 50 for number in range(8)], abs=0.01
+    )
