@@ -7,7 +7,8 @@ keeps away from it without any made-up score (told as plain failures, Optuna's T
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,6 +18,7 @@ from optuna.trial import Trial, TrialState
 from pydantic import JsonValue
 
 from kvtune.autotune.space import SearchSpace, SpaceKnob
+from kvtune.errors import StoreError
 
 RUNS = "runs"
 STARTUP_TRIALS = 6
@@ -31,6 +33,25 @@ class Proposal:
     values: dict[str, JsonValue]
 
 
+@contextmanager
+def _kept() -> Iterator[None]:
+    """Turn what goes wrong in the sampler's tables into an error that says what to do."""
+    try:
+        yield
+    except optuna.exceptions.StorageInternalError as error:
+        cause = error.__cause__ or error
+        raise StoreError(
+            f"the sampler's state cannot be written: {str(cause).splitlines()[0]}",
+            "free space or unlock the database and run the same command again: "
+            "no finished trial is lost",
+        ) from error
+    except optuna.exceptions.UpdateFinishedTrialError as error:
+        raise StoreError(
+            "another search works on the same study",
+            "let it end, or give this one another --study name",
+        ) from error
+
+
 class Search:
     """One Optuna study that maximises one objective under constraints.
 
@@ -38,6 +59,7 @@ class Search:
     where it stopped when it exists already.
     """
 
+    @_kept()
     def __init__(self, name: str, storage_url: str, *, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._storage = optuna.storages.RDBStorage(storage_url)
@@ -60,16 +82,19 @@ class Search:
         """The study's name in Optuna's tables."""
         return str(self._study.study_name)
 
+    @_kept()
     def recover(self) -> None:
         """Close trials that a process which is gone has left running; they carry no result."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.number not in self._open:
                 self._study.tell(trial.number, state=TrialState.FAIL)
 
+    @_kept()
     def suggest_first(self, space: SearchSpace, values: Mapping[str, JsonValue]) -> None:
         """Propose this point of `space` before any that the sampler would choose."""
         self._study.enqueue_trial(_encoded(space, values), skip_if_exists=True)
 
+    @_kept()
     def ask(self, space: SearchSpace) -> Proposal:
         """Propose a point of `space`. Every proposal must be told how it went."""
         trial = self._study.ask()
@@ -80,6 +105,7 @@ class Search:
         self._open[trial.number] = trial
         return Proposal(trial.number, values)
 
+    @_kept()
     def ask_new(
         self, space: SearchSpace, is_new: Callable[[Mapping[str, JsonValue]], bool]
     ) -> Proposal | None:
@@ -94,6 +120,7 @@ class Search:
                 return self.ask(space)
         return None
 
+    @_kept()
     def tell(self, proposal: Proposal, value: float, violations: Sequence[float]) -> None:
         """The proposal was measured; a violation above 0 means that a limit was missed by that."""
         trial = self._open.pop(proposal.optuna_number)
@@ -102,12 +129,14 @@ class Search:
             trial.set_constraint(f"limit {index}", violation)
         self._study.tell(trial, value)
 
+    @_kept()
     def tell_failed(self, proposal: Proposal) -> None:
         """The proposal could not be measured: its region is to be avoided."""
         trial = self._open.pop(proposal.optuna_number)
         trial.set_constraint(RUNS, 1.0)
         self._study.tell(trial, state=TrialState.PRUNED)
 
+    @_kept()
     def tell_stopped(self, proposal: Proposal) -> None:
         """The proposal was interrupted: nothing is known about it, and it comes up again first."""
         trial = self._open.pop(proposal.optuna_number)
