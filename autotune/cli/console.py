@@ -45,7 +45,7 @@ class TerminalReporter:
 
     def phase(self, title: str) -> None:
         """Print the title of a step."""
-        self._title = title
+        self._title = title.partition(": ")[0]
         self._starting = True
         self._line(f"[bold]{escape(title)}[/bold]")
         self._update("starting the server")
@@ -57,7 +57,7 @@ class TerminalReporter:
     def server_log(self, line: str) -> None:
         """Show the newest line of a server that is starting."""
         if self._starting and line.strip():
-            self._update(f"starting the server: {line.strip()[:110]}")
+            self._update(f"starting the server: {line.strip()}")
 
     def ready(self, start_s: float) -> None:
         """Show that the server is up; what it logs from now on is its own affair."""
@@ -106,7 +106,8 @@ class TerminalReporter:
 
     def _update(self, text: str) -> None:
         if self._spinner is not None:
-            self._spinner.update(f"{escape(self._title)}: {escape(text)}")
+            # A line that wraps would leave its end behind when it is drawn again.
+            self._spinner.update(escape(f"{self._title}: {text}"[: stderr.width - 4]))
         elif time.monotonic() - self._said_s > PLAIN_INTERVAL_S:
             self._line(f"  [dim]{escape(text)}[/dim]")
 

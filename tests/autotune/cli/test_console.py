@@ -82,6 +82,16 @@ def test_a_terminal_shows_every_step_of_a_replay(reporter):
     assert live._spinner is None
 
 
+def test_the_live_line_is_never_longer_than_the_terminal(reporter):
+    live = reporter(True)
+    with live.live():
+        live.phase("Measuring 2 of 4: " + "max-num-seqs 4, " * 20)
+        live.server_log("INFO: " + "loading " * 40)
+        shown = str(live._spinner.status)
+        assert shown.startswith("Measuring 2 of 4: starting the server: INFO: loading")
+        assert len(shown) <= 96
+
+
 def test_a_trial_is_told_by_its_figures(reporter):
     quiet = reporter(False)
     measurement = Measurement(
