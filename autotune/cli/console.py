@@ -83,6 +83,8 @@ class TerminalReporter:
     def trial(self, trial: Trial, measurement: Measurement, *, reused: bool) -> None:
         """Print the outcome of a trial, below the title that says what it is."""
         again = " (known, not measured again)" if reused else ""
+        parent = trial.parent
+        name = f"trial {trial.number}" if parent is None else f"trial {parent} again"
         if measurement.status is Status.OK:
             shown = ", ".join(
                 f"{label} {measurement.metrics[key][-1]:{form}}"
@@ -94,11 +96,11 @@ class TerminalReporter:
                 )
                 if measurement.metrics.get(key)
             )
-            self._line(f"  [green]trial {trial.number}[/green]: {shown}{again}")
+            self._line(f"  [green]{name}[/green]: {shown}{again}")
         else:
             failure = measurement.failure
             why = f"{failure.failure}: {failure.message}" if failure else str(measurement.status)
-            self._line(f"  [red]trial {trial.number}[/red]: {escape(why)}{again}")
+            self._line(f"  [red]{name}[/red]: {escape(why)}{again}")
 
     def _line(self, text: str) -> None:
         stderr.print(f"[dim]{self._elapsed()}[/dim] {text}", soft_wrap=True)

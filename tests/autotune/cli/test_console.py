@@ -104,6 +104,13 @@ def test_a_trial_is_told_by_its_figures(reporter):
     )
 
 
+def test_a_confirmation_is_told_by_the_trial_that_it_confirms(reporter):
+    quiet = reporter(False)
+    again = TRIAL.model_copy(update={"number": 9, "parent": 3})
+    quiet.trial(again, Measurement(status=Status.OK), reused=False)
+    assert "trial 3 again: " in quiet.said()
+
+
 def test_a_failure_is_told_by_its_class_and_reason(reporter):
     quiet = reporter(False)
     failure = Failure(failure=FailureClass.DOES_NOT_FIT, message="needs [1 GiB] more")
