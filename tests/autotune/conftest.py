@@ -2,6 +2,7 @@
 
 import pytest
 from contracts.landscape import DEVICE, GOAL, Landscape, Recorder, workload
+from sqlalchemy import Engine, event
 
 from kvtune.autotune import ledger
 from kvtune.autotune.study import open_study
@@ -15,8 +16,15 @@ from kvtune.store.database import open_store
 
 @pytest.fixture
 def store(tmp_path):
+    """A new history. It need not survive a power cut, so it does not wait for the disk."""
+
+    def hurry(connection, record):
+        connection.execute("PRAGMA synchronous=OFF")
+
+    event.listen(Engine, "connect", hurry)
     with open_store(tmp_path / "kvtune.db") as opened:
         yield opened
+    event.remove(Engine, "connect", hurry)
 
 
 @pytest.fixture
