@@ -37,6 +37,7 @@ class LoadPlan:
     warmup_requests: int = 4
     vocab_size: int = UNKNOWN_VOCAB_SIZE
     request_timeout_s: float = 300.0
+    stall_timeout_s: float = 120.0
     warnings: tuple[str, ...] = ()
 
     @property
@@ -130,13 +131,21 @@ async def replay_workload(
         plan.arrivals,
         warmup=warmup,
         request_timeout_s=plan.request_timeout_s,
+        stall_timeout_s=plan.stall_timeout_s,
         on_progress=on_progress,
         should_stop=should_stop,
     )
     return replace(run, warnings=(*plan.warnings, *warnings, *run.warnings))
 
 
-async def ask_text(endpoint: Endpoint, request: Request) -> str:
+async def ask_text(
+    endpoint: Endpoint,
+    request: Request,
+    *,
+    request_timeout_s: float = 300.0,
+    stall_timeout_s: float = 120.0,
+    should_stop: Callable[[], Failure | None] | None = None,
+) -> str:
     """The completion of one request at temperature 0, alone, with natural stop.
 
     Raises:
@@ -151,7 +160,16 @@ async def ask_text(endpoint: Endpoint, request: Request) -> str:
         output_tokens=output_tokens,
         cache_salt="kvtune-canary" if endpoint.is_vllm else None,
     )
-    run = await replay(endpoint, [prepared], ClosedLoop(1), scrape_interval_s=None, keep_text=True)
+    run = await replay(
+        endpoint,
+        [prepared],
+        ClosedLoop(1),
+        request_timeout_s=request_timeout_s,
+        stall_timeout_s=stall_timeout_s,
+        should_stop=should_stop,
+        scrape_interval_s=None,
+        keep_text=True,
+    )
     record = run.records[0]
     if record.error is not None:
         raise ConnectionError(record.error)

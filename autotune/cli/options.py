@@ -116,6 +116,18 @@ ColdStart = Annotated[
 StartTimeout = Annotated[
     float, typer.Option("--start-timeout", help="Seconds that a server may take to start.")
 ]
+RequestTimeout = Annotated[
+    float,
+    typer.Option("--request-timeout", min=0.1, help="Seconds that a request may take to complete."),
+]
+StallTimeout = Annotated[
+    float,
+    typer.Option(
+        "--stall-timeout",
+        min=0.1,
+        help="Seconds without a byte from the server after which it counts as hung.",
+    ),
+]
 KvMemory = Annotated[
     str | None,
     typer.Option("--kv-memory", help="Memory for the KV cache, such as 64MiB or 8GiB."),
@@ -199,6 +211,22 @@ def base_arguments(engine_args: str, kv_memory: str | None) -> dict[str, JsonVal
     return arguments
 
 
+def check_arguments(runner: Engine, arguments: Arguments, model: str) -> None:
+    """Let the engine's own parser look at the arguments before anything is started.
+
+    Raises:
+        BadInput: it refuses them.
+    """
+    from kvtune.errors import BadInput
+
+    if problems := runner.check_arguments(arguments, model):
+        list_of_all = "; `vllm serve --help=all` lists every option"
+        raise BadInput(
+            "the engine refuses --engine-args: " + "; ".join(problems),
+            fix="correct --engine-args" + (list_of_all if runner.name == "vllm" else ""),
+        )
+
+
 def read_workload(
     path: str,
     *,
@@ -235,6 +263,8 @@ def make_plan(
     time_scale: float,
     natural_stop: bool,
     output_tokens: int,
+    request_timeout_s: float = 300.0,
+    stall_timeout_s: float = 120.0,
 ) -> LoadPlan:
     """How a workload is replayed: closed loop if asked for or without arrival times.
 
@@ -270,6 +300,8 @@ def make_plan(
         fixed_length=not natural_stop,
         default_output_tokens=output_tokens,
         vocab_size=known or UNKNOWN_VOCAB_SIZE,
+        request_timeout_s=request_timeout_s,
+        stall_timeout_s=stall_timeout_s,
         warnings=tuple(warnings),
     )
 
@@ -282,13 +314,27 @@ def open_history(url: str | None) -> Store:
 
 
 def log_directory(history: Store, name: str) -> Path:
-    """Where the logs of servers go: beside the history if that is a file."""
+    """Where the logs of servers go: beside the history if that is a file.
+
+    Raises:
+        StoreError: nothing can be written there.
+    """
+    from tempfile import TemporaryFile
+
+    from kvtune.errors import StoreError
     from kvtune.store.location import default_directory
 
     base = history.path.parent if history.path is not None else default_directory()
     directory = base / "logs" / name
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=directory):
+            return directory
+    except OSError as error:
+        raise StoreError(
+            f"the logs of servers cannot be kept in {directory}: {error.strerror}",
+            fix="make it writable, or set KVTUNE_HOME to another directory",
+        ) from error
 
 
 def resolved_model(model: str) -> str:

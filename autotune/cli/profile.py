@@ -62,6 +62,8 @@ def profile(
     engine_command: options.EngineCommand = None,
     cold_start: options.ColdStart = False,
     start_timeout: options.StartTimeout = 300.0,
+    request_timeout: options.RequestTimeout = 300.0,
+    stall_timeout: options.StallTimeout = 120.0,
     store: options.StoreUrl = None,
     json: options.Json = False,
 ) -> None:
@@ -99,6 +101,8 @@ def profile(
             time_scale=time_scale,
             natural_stop=natural_stop,
             output_tokens=output_tokens,
+            request_timeout_s=request_timeout,
+            stall_timeout_s=stall_timeout,
         )
         load = _Load(requests, plan)
     reporter = TerminalReporter()
@@ -117,6 +121,8 @@ def profile(
                     engine, python=engine_python, command=engine_command, cold_start=cold_start
                 )
                 with runner:
+                    if engine_args:
+                        options.check_arguments(runner, arguments, str(model))
                     result = _launched(
                         runner,
                         str(model),

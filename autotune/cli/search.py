@@ -71,6 +71,8 @@ def search(
     engine_command: options.EngineCommand = None,
     cold_start: options.ColdStart = False,
     start_timeout: options.StartTimeout = 300.0,
+    request_timeout: options.RequestTimeout = 300.0,
+    stall_timeout: options.StallTimeout = 120.0,
     remeasure: Annotated[
         bool,
         typer.Option(
@@ -94,6 +96,7 @@ def search(
     import os
 
     from kvtune.autotune.cli.console import TerminalReporter, print_json
+    from kvtune.autotune.exclusive import only_search_of
     from kvtune.autotune.limits import Budget, Rules
     from kvtune.autotune.study import open_study
     from kvtune.autotune.trial import Bench, check_model
@@ -127,6 +130,8 @@ def search(
         time_scale=time_scale,
         natural_stop=natural_stop,
         output_tokens=output_tokens,
+        request_timeout_s=request_timeout,
+        stall_timeout_s=stall_timeout,
     )
     time_s = options.parse_duration(budget_time) if budget_time else None
     device = detect_device()
@@ -137,11 +142,7 @@ def search(
             engine, python=engine_python, command=engine_command, cold_start=cold_start
         ) as runner,
     ):
-        if problems := runner.check_arguments(base, model):
-            raise BadInput(
-                "the engine refuses --engine-args: " + "; ".join(problems),
-                fix="look the names up with: vllm serve --help=all" if engine == "vllm" else "",
-            )
+        options.check_arguments(runner, base, model)
         refuse_overrides(base, {}, platform=runner.describe().platform)
         info = _described(
             runner,
@@ -172,37 +173,38 @@ def search(
             seed=seed,
             server={"command": engine_command, "environment": dict(measured)},
         )
-        tuning = Tuning(
-            study=row,
-            store=history,
-            bench=Bench(
-                engine=runner,
-                model=model,
-                served_model_name=served_model_name,
-                environment=environment,
-                plan=plan,
-                goal=wanted,
-                log_dir=options.log_directory(history, row.name),
-                reporter=reporter,
-                start_timeout_s=start_timeout,
-            ),
-            workload=requests,
-            device=device,
-            budget=Budget(
-                trials=budget,
-                time_s=time_s,
-                finalists=finalists,
-                confirm_rounds=confirm_rounds,
-                repeats=repeats,
-            ),
-            rules=Rules(
-                max_harm=Harm(max_harm),
-                explore_lossy=explore_lossy,
-                seed=seed,
-                remeasure=remeasure,
-            ),
-        )
-        with reporter.live():
+        log_dir = options.log_directory(history, row.name)
+        with only_search_of(row.name, log_dir), reporter.live():
+            tuning = Tuning(
+                study=row,
+                store=history,
+                bench=Bench(
+                    engine=runner,
+                    model=model,
+                    served_model_name=served_model_name,
+                    environment=environment,
+                    plan=plan,
+                    goal=wanted,
+                    log_dir=log_dir,
+                    reporter=reporter,
+                    start_timeout_s=start_timeout,
+                ),
+                workload=requests,
+                device=device,
+                budget=Budget(
+                    trials=budget,
+                    time_s=time_s,
+                    finalists=finalists,
+                    confirm_rounds=confirm_rounds,
+                    repeats=repeats,
+                ),
+                rules=Rules(
+                    max_harm=Harm(max_harm),
+                    explore_lossy=explore_lossy,
+                    seed=seed,
+                    remeasure=remeasure,
+                ),
+            )
             decision = tuning.run()
         if json:
             print_json(decision.model_dump_json())

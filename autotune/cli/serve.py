@@ -16,7 +16,9 @@ EPILOG = "Example: kvtune serve --study latest --port 8000"
 def serve(
     study: Study = "latest",
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port to listen on.")] = 8000,
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")
+    ] = 8000,
     engine_python: options.EnginePython = None,
     engine_command: options.EngineCommand = None,
     start_timeout: options.StartTimeout = 600.0,
