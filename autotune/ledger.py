@@ -113,17 +113,21 @@ class Ledger:
             if known is not None:
                 return self._keep(trial, known, reused=True)
         attempt = self._store.begin_attempt(self._study, trial, key, **planning)
+        with self._bench.interrupts.scope():
+            measurement, runs = self._attempt(attempt, trial, requests, canary=canary)
+            self._store.finish_attempt(attempt, measurement, runs)
+            return self._keep(trial, measurement, reused=False)
+
+    def _attempt(
+        self, attempt: str, trial: Trial, requests: RequestSet, *, canary: bool
+    ) -> tuple[Measurement, tuple[LoadRun, ...]]:
+        label = "trial" if trial.parent is None else "confirm"
         try:
-            label = "trial" if parent is None else "confirm"
-            measurement, runs = run_trial(
-                trial, self._bench, requests.requests, canary=canary, label=label
-            )
+            return run_trial(trial, self._bench, requests.requests, canary=canary, label=label)
         except BaseException:
             stopped = Measurement(status=Status.STOPPED, versions=versions_of(None))
             self._store.finish_attempt(attempt, stopped, ())
             raise
-        self._store.finish_attempt(attempt, measurement, runs)
-        return self._keep(trial, measurement, reused=False)
 
     def _keep(self, trial: Trial, measurement: Measurement, *, reused: bool) -> Entry:
         self._planned[trial.number] = trial

@@ -84,10 +84,11 @@ class Search:
 
     @_kept()
     def recover(self) -> None:
-        """Close trials that a process which is gone has left running; they carry no result."""
+        """Close trials that a process which is gone left running; they come up again first."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.number not in self._open:
                 self._study.tell(trial.number, state=TrialState.FAIL)
+                self._study.enqueue_trial(dict(trial.params))
 
     @_kept()
     def suggest_first(self, space: SearchSpace, values: Mapping[str, JsonValue]) -> None:

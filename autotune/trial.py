@@ -9,15 +9,16 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import kvtune
+from kvtune.autotune.interrupts import Interrupts
 from kvtune.autotune.reporting import Reporter
 from kvtune.engines.base import Engine, RunningServer, ServerSpec
-from kvtune.errors import BadInput, EngineError
+from kvtune.errors import BadInput, EngineError, StoreError
 from kvtune.policies.capacity import effective_kv_bytes, reported_kv_bytes
 from kvtune.policies.checkpoint import model_shape
 from kvtune.profilers.load import runtime
@@ -58,6 +59,7 @@ class Bench:
     log_dir: Path
     reporter: Reporter
     start_timeout_s: float = 300.0
+    interrupts: Interrupts = field(default_factory=Interrupts)
     clock: Callable[[], float] = time.monotonic
 
 
@@ -66,7 +68,11 @@ def run_trial(
 ) -> tuple[Measurement, tuple[LoadRun, ...]]:
     """Measure a trial on a server of its own; the raw runs are returned beside the measurement.
 
-    `canary` asks the long-prompt canary before the load. `label` names the log file.
+    `canary` asks the long-prompt canary before the load. `label` names the log file. What was
+    measured is not lost to an interrupt: it is held until the caller has written the outcome down.
+
+    Raises:
+        StoreError: the log cannot be written.
     """
     began = bench.clock()
     spec = ServerSpec(
@@ -85,9 +91,16 @@ def run_trial(
         )
     except EngineError as error:
         return _failed(_failure_of(error), bench, began), ()
+    except OSError as error:
+        raise StoreError(
+            f"the log {log_path} cannot be written: {error.strerror or error}",
+            fix="make room or make its directory writable, and run the same command again",
+        ) from error
     with server:
         bench.reporter.ready(server.start_s)
-        return _measure(trial, bench, requests, server, canary=canary, began=began)
+        outcome = _measure(trial, bench, requests, server, canary=canary, began=began)
+        bench.interrupts.hold()
+    return outcome
 
 
 def _measure(
@@ -105,7 +118,13 @@ def _measure(
         if canary:
             report = runtime.run(
                 run_canary(
-                    partial(ask_text, server.endpoint),
+                    partial(
+                        ask_text,
+                        server.endpoint,
+                        request_timeout_s=bench.plan.request_timeout_s,
+                        stall_timeout_s=bench.plan.stall_timeout_s,
+                        should_stop=server.failure,
+                    ),
                     max_model_len_tokens=server.effective.max_model_len_tokens,
                 )
             )
@@ -126,10 +145,8 @@ def _measure(
             if failure is not None:
                 return _failed(failure, bench, began, server), tuple(runs)
             runs.append(run)
-    except (ConnectionError, OSError) as error:
-        failure = _death(server) or Failure(
-            failure=FailureClass.REQUEST_ERRORS, message=f"the server stopped answering: {error}"
-        )
+    except OSError as error:
+        failure = _death(server) or _silence(error)
         return _failed(failure, bench, began, server), tuple(runs)
     measurement = measurement_of(runs, bench.goal, server, wall_s=bench.clock() - began)
     shape = model_shape(bench.model)
@@ -150,6 +167,16 @@ def _death(server: RunningServer, run: LoadRun | None = None) -> Failure | None:
     while (failure := server.failure()) is None and time.monotonic() < until_s:
         time.sleep(0.05)
     return failure
+
+
+def _silence(error: OSError) -> Failure:
+    """The failure that an unanswered question is where the server itself seems fine."""
+    hangs = str(error).startswith(("stalled", "timeout"))
+    return Failure(
+        failure=FailureClass.HANG_UNDER_LOAD if hangs else FailureClass.REQUEST_ERRORS,
+        message=f"the server stopped answering: {error}",
+        fix="read the server's log",
+    )
 
 
 def salt_of(trial: Trial, repeat: int) -> int:

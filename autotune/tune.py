@@ -63,6 +63,7 @@ HOPELESS = (
     FailureClass.ENGINE_MISSING,
     FailureClass.BAD_ARGUMENT,
     FailureClass.PORT_TAKEN,
+    FailureClass.HANG_AT_START,
 )
 LOSSLESS_SHARE = 0.6
 """Share of the budget after which a goal that lossless levers miss unlocks the next rung."""
@@ -95,7 +96,10 @@ class Tuning:
         self.heldout_set = _request_set(self.workload.heldout or self.workload.requests)
 
     def run(self) -> Decision:
-        """Search within the budget and decide. An interrupt ends it with the best so far."""
+        """Search within the budget and decide. An interrupt ends it with the best so far.
+
+        The next one is then ignored until the decision is saved.
+        """
         began_s = self.clock()
         self.store.abandon_running(self.study)
         verdict: Verdict | None = None
@@ -109,10 +113,12 @@ class Tuning:
                 confirmed = self._confirmed(baseline, began_s)
         except KeyboardInterrupt:
             self.interrupted = True
+            self.bench.interrupts.hold()
             self.reporter.phase("Interrupted: deciding with what was measured")
             confirmed = confirmed_before(self.ledger)
         decision = self._decide(confirmed)
         self.store.save_decision(self.study, decision)
+        self.bench.interrupts.release()
         return decision
 
     @property

@@ -63,9 +63,12 @@ def main() -> None:
         _explain(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
+        _ignore_signals()
         sys.stderr.write("interrupted\n")
         sys.exit(INTERRUPTED)
     except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            _ignore_signals()
         # Whoever read our output has seen enough (`kvtune show | head`); Typer calls that a 1.
         if isinstance(ended.__context__, BrokenPipeError):
             sys.exit(0)
@@ -86,6 +89,12 @@ def _explain(error: Exception) -> None:
     sys.stderr.write(f"error: {message}\n")
     if fix:
         sys.stderr.write(f"  fix: {fix}\n")
+
+
+def _ignore_signals() -> None:
+    """All that is left is to exit; an impatient second Ctrl-C would only change the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

@@ -36,7 +36,7 @@ def _home(tmp_path, monkeypatch):
 @pytest.fixture
 def kvtune(capsys, monkeypatch):
     """Run `kvtune` with these words and expect an exit code."""
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def run(*words, code=0):
         monkeypatch.setattr(sys, "argv", ["kvtune", *map(str, words)])
@@ -52,7 +52,8 @@ def kvtune(capsys, monkeypatch):
         return SimpleNamespace(out=out, err=err, json=lambda: json.loads(out))
 
     yield run
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
