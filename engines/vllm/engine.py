@@ -131,7 +131,7 @@ class VllmEngine(Engine):
 
         Raises:
             EngineError: it did not start. The class says why; nothing is left running.
-            BadInput: the arguments hold what kvtune sets itself.
+            BadInput: the arguments hold what kvtune sets itself, or the address is not ours.
         """
         if taken := sorted(RESERVED & set(map(normal_name, spec.arguments))):
             raise BadInput(
@@ -142,7 +142,7 @@ class VllmEngine(Engine):
             raise EngineError(
                 FailureClass.PORT_TAKEN,
                 f"something listens on port {spec.port} already",
-                "Leave the port out to get a free one, or stop what listens there.",
+                "Choose another port, or stop what listens there.",
             )
         for tries_left in reversed(range(_PORT_TRIES if spec.port is None else 1)):
             port = spec.port or free_port(spec.host)

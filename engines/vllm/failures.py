@@ -74,7 +74,7 @@ _ROWS = (
     _row(
         r"Address already in use|Errno 98\b",
         FailureClass.PORT_TAKEN,
-        "Leave the port out to get a free one, or stop what listens there.",
+        "Choose another port, or stop what listens there.",
     ),
     _row(
         r"does not appear to have a file named|Repo id must be in the form|is not a local folder"
@@ -83,6 +83,11 @@ _ROWS = (
         FailureClass.WRONG_MODEL,
         "Name a folder that holds config.json and the weights, or a Hugging Face id that is "
         "downloaded (HF_HUB_OFFLINE=1 forbids downloads).",
+    ),
+    _row(
+        r"Cannot find any model weights|Error while deserializing header|is not a valid JSON file",
+        FailureClass.WRONG_MODEL,
+        "The checkpoint is not whole: download it again.",
     ),
     _row(
         r"Model architectures .* (are|is) not supported|has no vLLM implementation",
@@ -112,8 +117,13 @@ _ROWS = (
         "See the log for what the engine was doing; lower its memory use if the system killed it.",
     ),
 )
-# The last error line of a crash that no row knows, e.g. "ValueError: ...".
-_ERROR_LINE = re.compile(r"^([\w.]+(Error|Exception|Exit|Interrupt)\b|error:|fatal)", re.IGNORECASE)
+# The last error line of a crash that no row knows, e.g. "ValueError: ...", but not one that only
+# points at another.
+_ERROR_LINE = re.compile(
+    r"^(?!.*(See root cause above|See stack trace for root cause))"
+    r"([\w.]+(Error|Exception|Exit|Interrupt)\b|error:|fatal)",
+    re.IGNORECASE,
+)
 
 FATAL_LINE = re.compile(
     r"EngineDeadError|engine core exited unexpectedly|EngineCore encountered a fatal error"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import ipaddress
 import json
@@ -19,7 +20,7 @@ from kvtune.engines.vllm.failures import classify
 from kvtune.engines.vllm.log import LogTail
 from kvtune.engines.vllm.process import GuardedProcess
 from kvtune.engines.vllm.secret_names import API_KEY_VARIABLE, KEY_FIX, REFUSED, key_problem
-from kvtune.errors import EngineError
+from kvtune.errors import BadInput, EngineError
 from kvtune.types import Failure, FailureClass
 
 _POLL_S = 0.05
@@ -76,14 +77,23 @@ def free_port(host: str) -> int:
 
 
 def port_is_taken(host: str, port: int) -> bool:
-    """Whether a server could not listen on the port."""
+    """Whether something listens on the port already.
+
+    Raises:
+        BadInput: no server could listen there, whatever else does.
+    """
     with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
             probe.listen(1)
-        except OSError:
-            return True
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return True
+            raise BadInput(
+                f"a server cannot listen on {host}, port {port}: {error.strerror}",
+                "Name an address of this machine, and a port that you may use.",
+            ) from error
     return False
 
 
@@ -163,7 +173,7 @@ def check_listener(process: GuardedProcess, port: int) -> None:
         raise EngineError(
             FailureClass.PORT_TAKEN,
             f"port {port} is answered by a server that kvtune did not start",
-            "Leave the port out to get a free one, or stop what listens there.",
+            "Choose another port, or stop what listens there.",
         )
 
 

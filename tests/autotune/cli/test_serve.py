@@ -59,6 +59,18 @@ def test_a_port_that_is_taken_is_exit_code_3(after_search, kvtune):
     assert f"something listens on port {number} already" in said.err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--port", 80_000), "equal to 65535"),
+        (("--host", "192.0.2.1"), "a server cannot listen on 192.0.2.1, port 8000"),
+    ],
+)
+def test_an_address_that_cannot_be_is_bad_input(words, message, after_search, kvtune):
+    said = kvtune("serve", "--study", after_search.study, *words, code=2)
+    assert message in said.err
+
+
 def test_a_server_that_dies_is_exit_code_3_with_its_last_words(
     after_search, kvtune, port, monkeypatch
 ):

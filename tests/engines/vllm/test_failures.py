@@ -34,6 +34,9 @@ AT_START = {
     ),
     "model-path-missing": (FailureClass.WRONG_MODEL, "'/models/nope'", "config.json"),
     "folder-without-model": (FailureClass.WRONG_MODEL, "'/models'", "config.json"),
+    "weights-missing": (FailureClass.WRONG_MODEL, "any model weights with `/models", "not whole"),
+    "weights-cut-short": (FailureClass.WRONG_MODEL, "deserializing header: incomp", "not whole"),
+    "config-broken": (FailureClass.WRONG_MODEL, "config.json' is not a valid JSON", "not whole"),
     "port-taken": (FailureClass.PORT_TAKEN, "Address already in use", "port"),
 }
 
