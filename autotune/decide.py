@@ -114,7 +114,7 @@ def decide(
             outcome=Outcome.NOTHING_MEASURED,
             recommended=None,
             baseline=None if baseline is None else baseline.number,
-            reasons=("no trial produced a measurement",),
+            reasons=("no trial produced a measurement", *_why_not(baseline)),
             rejected=dict(rejected),
         )
     feasible = [c for c in everyone if meets_goal(goal, c.measurement)]
@@ -175,6 +175,15 @@ def _without_baseline(
 
 def _first_place(goal: Goal, best: Candidate, among: Sequence[Candidate]) -> list[Candidate]:
     return [c for c in among if c is best or not _is_above(goal, best, c)]
+
+
+def _why_not(baseline: Candidate | None) -> tuple[str, ...]:
+    """Why there are no stock defaults to go by, and what to do about it."""
+    failure = None if baseline is None else baseline.measurement.failure
+    if failure is None:
+        return ()
+    said = f"the stock defaults: {failure.failure}: {failure.message}"
+    return (said, f"fix: {failure.fix}") if failure.fix else (said,)
 
 
 def _infeasible(

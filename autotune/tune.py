@@ -210,10 +210,9 @@ class Tuning:
         return drawn, PolicyStack() if drawn is None else stack_from(space, drawn.values, context)
 
     def _refuse(self, stack: PolicyStack, reason: str) -> None:
-        note = f"not launched, {describe(stack)}: {reason}"
-        if note not in self.refused:
-            self.refused.add(note)
-            self.reporter.note(note)
+        if reason not in self.refused:
+            self.refused.add(reason)
+            self.reporter.note(f"not launched, {describe(stack)} and others alike: {reason}")
 
     def _try(self, search: Search, proposal: Proposal, stack: PolicyStack, canary: Canary) -> None:
         rung = RUNG_LOSSLESS if stack.harm is Harm.LOSSLESS else RUNG_NEAR_LOSSLESS

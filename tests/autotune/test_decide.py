@@ -124,6 +124,17 @@ def test_nothing_measured_recommends_nothing():
     assert decision.recommended is None
 
 
+def test_nothing_measured_names_why_the_defaults_failed_and_what_to_do():
+    failure = Failure(failure=FailureClass.DOES_NOT_FIT, message="too small", fix="give it more")
+    stock = Candidate(0, PolicyStack(), Measurement(status=Status.FAILED, failure=failure))
+    decision = decide(GOAL, stock, [], {})
+    assert decision.outcome is Outcome.NOTHING_MEASURED
+    assert decision.reasons[1:] == (
+        "the stock defaults: does-not-fit: too small",
+        "fix: give it more",
+    )
+
+
 def test_one_repeat_is_never_enough_for_a_winner():
     decision = decide(GOAL, candidate(0, (1.0,)), [candidate(1, (50.0,), a=1)], {})
     assert decision.outcome is not Outcome.WINNER

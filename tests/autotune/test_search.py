@@ -56,6 +56,16 @@ def test_points_named_first_are_proposed_first(space, url):
     assert search.ask(space).values == first
 
 
+def test_what_a_killed_search_left_open_comes_up_again(space, url):
+    killed = Search("s", url, seed=1)
+    left = killed.ask(space)
+    again = Search("s", url, seed=1)
+    again.recover()
+    assert again.ask(space).values == left.values
+    again.recover()
+    assert again.ask(space).values != left.values, "what this search has open is not left over"
+
+
 def test_a_stopped_proposal_comes_up_again(space, url):
     search = Search("s", url, seed=1)
     stopped = search.ask(space)

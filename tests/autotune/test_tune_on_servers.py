@@ -1,5 +1,6 @@
 """Whole searches on simulated servers: real processes, real load, real faults."""
 
+import signal
 from dataclasses import replace
 
 import psutil
@@ -8,6 +9,8 @@ from contracts.landscape import Recorder, workload
 
 from kvtune.autotune.tune import Budget
 from kvtune.engines.simulated.engine import SimulatedEngine
+from kvtune.engines.vllm.server import VllmServer
+from kvtune.errors import StoreError
 from kvtune.profilers.load.client import ClosedLoop, OpenLoop
 from kvtune.profilers.measure import LoadPlan
 from kvtune.types import FailureClass, Goal, Harm, Outcome, Slo, Status
@@ -118,6 +121,49 @@ def test_an_interrupt_in_the_middle_of_a_replay_is_gone_on_from(search, store):
     again.run()
     assert len(onward.pids) == 1 + 2 * 2, "the defaults are not measured again"
     assert store.trial(again.study, 1).trial == rows[1].trial
+
+
+def test_an_interrupt_while_a_server_stops_costs_no_measurement(search, store, monkeypatch):
+    stop = VllmServer.stop
+
+    def interrupted_stop(server):
+        stop(server)
+        signal.raise_signal(signal.SIGINT)
+
+    engine, tuning = search(budget=SMALL, max_harm=Harm.LOSSLESS)
+    with monkeypatch.context() as patch:
+        patch.setattr(VllmServer, "stop", interrupted_stop)
+        decision = tuning.run()
+    assert tuning.interrupted
+    (row,) = store.trials(tuning.study)
+    assert row.measurement.status is Status.OK
+    assert decision.recommended == 0, "the decision knows of it too"
+    assert [one for one in engine.pids if psutil.pid_exists(one)] == []
+
+    _, onward = search(budget=SMALL, max_harm=Harm.LOSSLESS)
+    onward.run()
+    reused = {trial.number: reused for trial, _, reused in onward.reporter.trials}
+    assert reused[0]
+
+
+def test_a_canary_that_is_never_answered_is_a_hang(search, store):
+    plan = LoadPlan(ClosedLoop(4), warmup_requests=0, stall_timeout_s=0.5)
+    hangs = {"simulate-hang-after-requests": 0}
+    engine, tuning = search(lambda arguments: hangs, budget=Budget(trials=1), plan=plan)
+    tuning.run()
+    (row,) = store.trials(tuning.study)
+    assert row.measurement.failure.failure is FailureClass.HANG_UNDER_LOAD
+    assert "the server sent nothing for 0.5 s" in row.measurement.failure.message
+    assert [one for one in engine.pids if psutil.pid_exists(one)] == []
+
+
+def test_a_log_that_cannot_be_written_ends_the_search_and_blames_no_trial(search, store, tmp_path):
+    _, tuning = search(budget=SMALL)
+    (tmp_path / "logs" / "trial-0.log").mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"trial-0\.log cannot be written: Is a directory"):
+        tuning.run()
+    (row,) = store.trials(tuning.study)
+    assert row.measurement.status is Status.STOPPED
 
 
 def test_requests_with_arrival_times_are_replayed_in_their_time(search):

@@ -83,6 +83,11 @@ def test_a_profile_needs_a_server_and_a_server_of_its_own_a_load(profile):
         profile("--model", "org/name", "--engine", "simulated", load=False)
 
 
+def test_arguments_are_checked_before_a_server_is_started(profile):
+    with pytest.raises(BadInput, match="did you mean --block-size"):
+        profile("--model", "org/n", "--engine", "simulated", "--engine-args", "--blok-size 32")
+
+
 def test_a_server_is_started_profiled_and_stopped(profile):
     found = profile("--model", "org/name", "--engine", "simulated")
     assert found["model"] == "org/name"

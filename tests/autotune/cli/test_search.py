@@ -1,10 +1,12 @@
 """`kvtune search`: one command from a workload to a decision."""
 
 import json
+import time
 
 import pytest
 
 from kvtune.autotune.cli.console import TerminalReporter
+from kvtune.autotune.exclusive import only_search_of
 from kvtune.types import Decision, Outcome
 
 
@@ -54,6 +56,8 @@ def test_servers_that_never_start_are_exit_code_3_with_the_reason(after_search, 
     said = kvtune(*words, code=3)
     assert "Nothing was measured" in said.out
     assert "Next: kvtune show small" in said.out
+    assert "- the stock defaults: does-not-fit: " in said.out
+    assert "- fix: " in said.out
     assert "does-not-fit: " in said.err
     assert "does-not-fit: " in kvtune("show", "small").out
     assert "nothing" in kvtune("emit", "--study", "small", code=2).err
@@ -119,6 +123,35 @@ def test_bad_input_is_refused_before_anything_starts(case, after_search, kvtune)
     assert said.err.startswith("error: "), "nothing was begun before the refusal"
     assert message in said.err
     assert said.out == ""
+
+
+def test_a_study_that_is_being_searched_is_refused(after_search, kvtune):
+    with only_search_of(after_search.study, after_search.home / "logs" / after_search.study):
+        said = kvtune(*after_search.words, code=2)
+    assert f"study {after_search.study} is being searched already" in said.err
+
+
+@pytest.mark.parametrize("command", ["search", "profile"])
+def test_logs_that_cannot_be_kept_are_exit_code_3(command, kvtune, tmp_path):
+    workload = tmp_path / "w.jsonl"
+    kvtune("workload", "make", "--requests", 8, "-o", workload)
+    (tmp_path / "home").mkdir(exist_ok=True)
+    (tmp_path / "home" / "logs").write_text("no directory")
+    words = (command, "--engine", "simulated", "--model", "org/tiny")
+    said = kvtune(*words, "--workload", workload, code=3)
+    assert f"cannot be kept in {tmp_path}/home/logs" in said.err
+
+
+@pytest.mark.parametrize(("option", "seconds"), [("--stall-timeout", 1), ("--request-timeout", 1)])
+def test_how_long_a_server_may_be_silent_is_the_users_choice(option, seconds, kvtune, tmp_path):
+    workload = tmp_path / "w.jsonl"
+    kvtune("workload", "make", "--requests", 8, "-o", workload)
+    words = ("profile", "--engine", "simulated", "--model", "org/tiny", "--workload", workload)
+    began_s = time.monotonic()
+    slow = ("--engine-args", "--simulate-hang-after-requests 5 --simulate-time-scale 0.01")
+    said = kvtune(*words, *slow, option, seconds, code=3)
+    assert f" {seconds} s" in said.err
+    assert time.monotonic() - began_s < 30
 
 
 def test_a_bad_line_of_a_workload_is_named(kvtune, tmp_path):
