@@ -23,10 +23,12 @@ class Interrupts:
     def __init__(self) -> None:
         self._before: dict[int, Callable[[int, FrameType | None], Any] | int] = {}
         self._came = False
+        self._scoped = False
 
     def hold(self) -> None:
-        """From here on, put the first signal off."""
-        if self._before or threading.current_thread() is not threading.main_thread():
+        """From here on, put the first signal off; outside of a scope nothing would end that."""
+        main = threading.current_thread() is threading.main_thread()
+        if not self._scoped or self._before or not main:
             return
         self._came = False
         for number in SIGNALS:
@@ -43,14 +45,27 @@ class Interrupts:
             KeyboardInterrupt: a signal came during the hold, and nothing else went wrong.
         """
         came = False
+        self._scoped = True
         try:
             yield
         finally:
-            came = self.release()
+            self._scoped = False
+            came = self._release()
         if came:
             raise KeyboardInterrupt
 
-    def release(self) -> bool:
+    @contextmanager
+    def first_ignored(self) -> Iterator[None]:
+        """A block in which the first signal is dropped and a second one is raised at once."""
+        self._scoped = True
+        try:
+            self.hold()
+            yield
+        finally:
+            self._scoped = False
+            self._release()
+
+    def _release(self) -> bool:
         """End a hold; returns whether a signal came during it."""
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -113,12 +113,14 @@ class Tuning:
                 confirmed = self._confirmed(baseline, began_s)
         except KeyboardInterrupt:
             self.interrupted = True
-            self.bench.interrupts.hold()
-            self.reporter.phase("Interrupted: deciding with what was measured")
-            confirmed = confirmed_before(self.ledger)
+            with self.bench.interrupts.first_ignored():
+                self.reporter.phase("Interrupted: deciding with what was measured")
+                return self._conclude(confirmed_before(self.ledger))
+        return self._conclude(confirmed)
+
+    def _conclude(self, confirmed: dict[int, Measurement]) -> Decision:
         decision = self._decide(confirmed)
         self.store.save_decision(self.study, decision)
-        self.bench.interrupts.release()
         return decision
 
     @property

@@ -53,6 +53,17 @@ def test_before_the_hold_an_interrupt_is_raised_at_once():
     assert not done
 
 
+def test_a_hold_that_no_scope_would_end_does_nothing():
+    Interrupts().hold()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_while_a_decision_is_saved_the_first_interrupt_is_dropped():
+    with Interrupts().first_ignored():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_second_interrupt_is_raised_at_once():
     do, done = work(signal.SIGINT, signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
