@@ -7,6 +7,7 @@ keeps away from it without any made-up score (told as plain failures, Optuna's T
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import optuna
 from optuna.samplers import TPESampler
 from optuna.trial import Trial, TrialState
 from pydantic import JsonValue
+from sqlalchemy.exc import SQLAlchemyError
 
 from kvtune.autotune.space import SearchSpace, SpaceKnob
 from kvtune.errors import StoreError
@@ -38,7 +40,7 @@ def _kept() -> Iterator[None]:
     """Turn what goes wrong in the sampler's tables into an error that says what to do."""
     try:
         yield
-    except optuna.exceptions.StorageInternalError as error:
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
         cause = error.__cause__ or error
         raise StoreError(
             f"the sampler's state cannot be written: {str(cause).splitlines()[0]}",
@@ -76,6 +78,7 @@ class Search:
         if told:
             sampler.reseed_rng()
         self._open: dict[int, Trial] = {}
+        self._first: deque[dict[str, JsonValue]] = deque()
 
     @property
     def name(self) -> str:
@@ -92,12 +95,21 @@ class Search:
 
     @_kept()
     def suggest_first(self, space: SearchSpace, values: Mapping[str, JsonValue]) -> None:
-        """Propose this point of `space` before any that the sampler would choose."""
-        self._study.enqueue_trial(_encoded(space, values), skip_if_exists=True)
+        """Propose this point of `space` before any that the sampler would choose, but only once.
+
+        Points that come up again, because they were interrupted, come before it.
+        """
+        point = _encoded(space, values)
+        trials = self._study.get_trials(deepcopy=False)
+        if point not in [trial.system_attrs.get("fixed_params", trial.params) for trial in trials]:
+            self._first.append(point)
 
     @_kept()
     def ask(self, space: SearchSpace) -> Proposal:
         """Propose a point of `space`. Every proposal must be told how it went."""
+        if self._first:
+            # Not sooner: Optuna takes its queue in order, and what is to come up again is there.
+            self._study.enqueue_trial(self._first.popleft())
         trial = self._study.ask()
         values: dict[str, JsonValue] = {}
         for knob in space.knobs:

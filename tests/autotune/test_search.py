@@ -61,8 +61,11 @@ def test_what_a_killed_search_left_open_comes_up_again(space, url):
     left = killed.ask(space)
     again = Search("s", url, seed=1)
     again.recover()
+    later = {"block": 32, "prefix": False, "watermark": 0.1, "seqs": 7}
+    again.suggest_first(space, later)
     assert again.ask(space).values == left.values
     again.recover()
+    assert again.ask(space).values == later, "what was named comes after it"
     assert again.ask(space).values != left.values, "what this search has open is not left over"
 
 
