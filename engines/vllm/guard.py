@@ -97,7 +97,7 @@ class _Server:
         if self.returncode is None:
             _signal([self.pid], signal.SIGTERM)
         # Its own children get the time to leave by themselves that the server gives them.
-        patience_s = grace_s / 2 if self.returncode is None else min(1.0, grace_s / 4)
+        patience_s = grace_s / 4 if self.returncode is None else min(1.0, grace_s / 4)
         asked_all = False
         while self.reap() and (waited_s := time.monotonic() - start_s) < grace_s + _KILL_LIMIT_S:
             if waited_s > grace_s:
