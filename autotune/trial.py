@@ -141,12 +141,12 @@ def _measure(
                     should_stop=server.failure,
                 )
             )
-            failure = _death(server, run) or request_failure(run)
+            failure = death(server, run) or request_failure(run)
             if failure is not None:
                 return _failed(failure, bench, began, server), tuple(runs)
             runs.append(run)
     except OSError as error:
-        failure = _death(server) or _silence(error)
+        failure = death(server) or _silence(error)
         return _failed(failure, bench, began, server), tuple(runs)
     measurement = measurement_of(runs, bench.goal, server, wall_s=bench.clock() - began)
     shape = model_shape(bench.model)
@@ -160,7 +160,7 @@ def _measure(
     return measurement.model_copy(update=known), tuple(runs)
 
 
-def _death(server: RunningServer, run: LoadRun | None = None) -> Failure | None:
+def death(server: RunningServer, run: LoadRun | None = None) -> Failure | None:
     """What the server died of. One that cut connections may take a moment until it is gone."""
     cut = run is None or not run.records or any(not record.ok for record in run.records)
     until_s = time.monotonic() + (DYING_S if cut else 0.0)

@@ -184,7 +184,7 @@ class Tuning:
             if proposal is not None:
                 self._try(search, proposal, stack, canary)
             elif unlocked or not self._unlocked(lossless, widest, exhausted=True):
-                self.reporter.note("every configuration in this space has been measured")
+                self.reporter.note("every configuration of this space was measured or cannot run")
                 return
             else:
                 exhausted = True

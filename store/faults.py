@@ -79,7 +79,7 @@ def is_disk_full(error: BaseException) -> bool:
 def disk_full(where: object) -> StoreError:
     """The error for a disk without space."""
     return StoreError(
-        f"disk full writing {where}: nothing measured so far is lost",
+        f"disk full writing {where}: what was recorded before is safe",
         "free space and run the same command again",
     )
 

@@ -11,10 +11,12 @@ import typer
 from kvtune.autotune.cli import options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvtune.autotune.cli.console import TerminalReporter
     from kvtune.engines.base import Engine
     from kvtune.profilers.measure import LoadPlan
-    from kvtune.types import EffectiveConfig, Endpoint, Goal, LoadRun, Profile, Workload
+    from kvtune.types import EffectiveConfig, Endpoint, Failure, Goal, LoadRun, Profile, Workload
 
 EPILOG = (
     "Examples:\n\n- kvtune profile --url http://localhost:8000 --duration 60s\n\n"
@@ -192,7 +194,7 @@ def _launched(
     reporter: TerminalReporter,
 ) -> Profile:
     from kvtune.autotune.profiling import Subject, profile_of
-    from kvtune.autotune.trial import request_failure
+    from kvtune.autotune.trial import death, request_failure
     from kvtune.engines.base import ServerSpec
     from kvtune.errors import EngineError
     from kvtune.kernels.device import detect_device
@@ -207,8 +209,10 @@ def _launched(
     )
     with server:
         reporter.ready(server.start_s)
-        run = _replayed(server.endpoint, server.effective, load, reporter)
-        failure = server.failure() or request_failure(run)
+        run = _replayed(
+            server.endpoint, server.effective, load, reporter, should_stop=server.failure
+        )
+        failure = death(server, run) or request_failure(run)
     if failure is not None:
         raise EngineError(failure.failure, failure.message, failure.fix, failure.log_excerpt)
     subject = Subject(
@@ -225,7 +229,12 @@ def _launched(
 
 
 def _replayed(
-    endpoint: Endpoint, effective: EffectiveConfig | None, load: _Load, reporter: TerminalReporter
+    endpoint: Endpoint,
+    effective: EffectiveConfig | None,
+    load: _Load,
+    reporter: TerminalReporter,
+    *,
+    should_stop: Callable[[], Failure | None] | None = None,
 ) -> LoadRun:
     from kvtune.profilers.load import runtime
     from kvtune.profilers.measure import replay_workload
@@ -239,6 +248,7 @@ def _replayed(
             salt=options.fresh_salt(),
             max_model_len_tokens=None if effective is None else effective.max_model_len_tokens,
             on_progress=reporter.load,
+            should_stop=should_stop,
         )
     )
 

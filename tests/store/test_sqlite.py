@@ -158,7 +158,7 @@ def test_full_disk_loses_nothing_and_the_same_command_works_later(path):
         large = a_run(requests=20_000)
         with pytest.raises(StoreError, match=r"disk full writing .*store\.db") as caught:
             store.finish_attempt(attempt, ok(), [large])
-        assert "nothing measured so far is lost" in caught.value.message
+        assert "what was recorded before is safe" in caught.value.message
         assert "free space and run the same command again" in caught.value.fix
         assert lines(store) == before
         limit_pages(store, None)

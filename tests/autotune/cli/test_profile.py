@@ -83,6 +83,13 @@ def test_a_profile_needs_a_server_and_a_server_of_its_own_a_load(profile):
         profile("--model", "org/name", "--engine", "simulated", load=False)
 
 
+def test_a_server_that_crashes_is_told_by_its_crash(profile):
+    crash = "--simulate-crash-after-requests 6"
+    with pytest.raises(EngineError, match="simulated crash after 6 requests") as caught:
+        profile("--model", "org/name", "--engine", "simulated", "--engine-args", crash)
+    assert caught.value.failure is FailureClass.CRASH_UNDER_LOAD
+
+
 def test_arguments_are_checked_before_a_server_is_started(profile):
     with pytest.raises(BadInput, match="did you mean --block-size"):
         profile("--model", "org/n", "--engine", "simulated", "--engine-args", "--blok-size 32")
