@@ -1,6 +1,13 @@
 """`kvtune profile --url` without a workload: it reads, and leaves no trace in the server."""
 
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +17,8 @@ from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.profilers.scrape import parse_metrics
 from kvtune.store.database import open_store
 from kvtune.types import Bottleneck, Profile
+
+KVTUNE = str(Path(sys.executable).with_name("kvtune"))
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +93,44 @@ def test_an_address_that_serves_nothing_is_refused(url, code, message, kvtune):
     said = kvtune("profile", "--url", url, code=code)
     assert message in said.err
     assert "fix: " in said.err
+
+
+def test_an_address_that_accepts_and_never_answers_is_given_up(kvtune, monkeypatch):
+    monkeypatch.setattr("kvtune.engines.vllm.attach.TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert "cannot be read: timed out" in kvtune("profile", "--url", url, code=3).err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("loads", [False, True])
+def test_an_interrupt_leaves_the_watched_server_as_it_was(number, loads, tmp_path):
+    arguments = {"simulate-time-scale": 20}
+    workload = tmp_path / "w.jsonl"
+    workload.write_text('{"input_tokens": 40, "output_tokens": 400}\n' * 8)
+    with SimulatedEngine().launch(
+        ServerSpec("m", arguments=arguments), log_path=tmp_path / "server.log"
+    ) as server:
+        url = server.endpoint.url
+        words = ("--workload", str(workload)) if loads else ("--duration", "60s")
+        attached = subprocess.Popen(
+            [KVTUNE, "profile", "--url", url, *words],
+            env={**os.environ, "KVTUNE_HOME": str(tmp_path)},
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        with attached:
+            for line in attached.stderr:
+                if "replaying" in line or "watching" in line:
+                    break
+            time.sleep(0.5)
+            os.killpg(attached.pid, number)
+            attached.communicate(timeout=20)
+        assert attached.returncode == 130
+        assert server.failure() is None
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            assert answer.status == 200
 
 
 def test_a_duration_needs_a_unit(server, kvtune):
