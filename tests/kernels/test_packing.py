@@ -1,0 +1,64 @@
+"""Packing is exact, and its bytes lie as documented."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from kvtune.kernels.packing import pack_bits, packed_bytes, unpack_bits  # noqa: E402
+
+
+def bit_stream(codes: list[int], bits: int) -> list[int]:
+    """Return the bytes of codes through one big integer, a second way to the same layout."""
+    whole = sum(code << (index * bits) for index, code in enumerate(codes))
+    return list(whole.to_bytes((len(codes) * bits + 7) // 8, "little"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 8), st.integers(0, 40), st.integers(0, 2**32 - 1))
+def test_codes_come_back_and_bytes_are_a_little_endian_bit_stream(bits, n, seed):
+    codes = np.random.default_rng(seed).integers(0, 2**bits, size=(2, 3, n), dtype=np.uint8)
+    packed = pack_bits(torch.from_numpy(codes), bits)
+    assert packed.dtype == torch.uint8
+    assert packed.shape == (2, 3, packed_bytes(n, bits))
+    assert packed[1, 2].tolist() == bit_stream(codes[1, 2].tolist(), bits)
+    assert unpack_bits(packed, bits, n).numpy().tolist() == codes.tolist()
+
+
+def test_three_codes_of_three_bits_fill_two_bytes_as_worked_by_hand():
+    packed = pack_bits(torch.tensor([5, 3, 6], dtype=torch.uint8), 3)
+    assert packed.tolist() == [0b10_011_101, 0b1]
+
+
+def test_bits_above_the_width_never_reach_a_neighbour():
+    packed = pack_bits(torch.tensor([255, 0, 255, 0], dtype=torch.uint8), 2)
+    assert unpack_bits(packed, 2, 4).tolist() == [3, 0, 3, 0]
+
+
+def test_a_strided_view_packs_like_its_copy():
+    codes = torch.arange(24, dtype=torch.uint8).reshape(4, 6).T
+    assert torch.equal(pack_bits(codes, 5), pack_bits(codes.contiguous(), 5))
+
+
+@pytest.mark.parametrize(("n", "bits", "expected"), [(0, 3, 0), (1, 1, 1), (128, 3, 48), (9, 7, 8)])
+def test_packed_bytes_round_up(n, bits, expected):
+    assert packed_bytes(n, bits) == expected
+
+
+@pytest.mark.parametrize("bits", [0, 9])
+def test_widths_outside_one_to_eight_are_refused(bits):
+    with pytest.raises(ValueError, match=f"1 to 8 but got {bits}"):
+        packed_bytes(1, bits)
+
+
+def test_wrong_dtype_and_wrong_size_are_refused():
+    with pytest.raises(ValueError, match="uint8"):
+        pack_bits(torch.zeros(4, dtype=torch.int64), 2)
+    with pytest.raises(ValueError, match="fill 2 bytes but packed has 3"):
+        unpack_bits(torch.zeros(3, dtype=torch.uint8), 4, 4)
+    with pytest.raises(ValueError, match="at least 0"):
+        packed_bytes(-1, 4)
