@@ -47,7 +47,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
     words = -(-n // lanes)
     padded = codes.new_zeros((*codes.shape[:-1], words * lanes))
     padded[..., :n] = codes & ((1 << bits) - 1)
-    lane_codes = padded.unflatten(-1, (words, lanes))
+    lane_codes = padded.reshape(*codes.shape[:-1], words, lanes)
     if word_bytes > 1:
         lane_codes = lane_codes.long()
     word = lane_codes[..., 0].clone()
@@ -84,7 +84,7 @@ def unpack_bits(packed: Tensor, bits: int, n: int) -> Tensor:
     words = -(-n // lanes)
     padded = packed.new_zeros((*packed.shape[:-1], words * word_bytes))
     padded[..., : packed.shape[-1]] = packed
-    word_parts = padded.unflatten(-1, (words, word_bytes))
+    word_parts = padded.reshape(*packed.shape[:-1], words, word_bytes)
     if word_bytes > 1:
         word_parts = word_parts.long()
     word = word_parts[..., 0].clone()
