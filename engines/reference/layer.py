@@ -1,0 +1,326 @@
+"""The cache of one layer of one sequence: what it holds, reads, drops, and how many bytes.
+
+During the prompt the layer attends in full precision to what was staged (`exact_prefill`) and
+compresses at the prompt's end, so that a prompt in chunks ends up as one in a piece. Afterwards
+every token is stored, read back and attended to as the stack of methods says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvtune.engines.reference.attention import attend
+from kvtune.engines.reference.groups import HeadGroup
+from kvtune.engines.reference.rope import Rope
+from kvtune.policies.eviction import Evictor, EvictorContext, Seen, Selector, Span
+from kvtune.policies.method import LayerShape, Role
+from kvtune.policies.method_stack import MethodStack
+from kvtune.policies.plane import PlaneContext, gather_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSetup:
+    """What a layer cache is built from.
+
+    `calibration` maps a role to a method's name to its tensors for this layer. `sequence` and
+    `engine` are the dictionaries that methods share within one sequence and across all.
+    """
+
+    shape: LayerShape
+    stack: MethodStack
+    rope: Rope
+    scale: float
+    softcap: float | None
+    window_tokens: int | None
+    dtype: torch.dtype
+    device: torch.device
+    spans: tuple[Span, ...] = ()
+    exact_prefill: bool = True
+    calibration: Mapping[Role, Mapping[str, Mapping[str, Tensor]]] = field(default_factory=dict)
+    sequence: dict[Any, Any] = field(default_factory=dict)
+    engine: dict[Any, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Staged:
+    """Full-precision keys, values [Hk, n, d] and positions [1, n] of a prompt not yet stored."""
+
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+
+
+class LayerCache:
+    """One full-attention layer of one sequence under a stack of methods."""
+
+    def __init__(self, setup: LayerSetup) -> None:
+        self.setup = setup
+        self.stack = setup.stack
+        ctx = EvictorContext(
+            setup.shape,
+            setup.scale,
+            setup.softcap,
+            setup.dtype,
+            setup.device,
+            setup.spans,
+            setup.sequence,
+        )
+        self.evictors: list[Evictor] = [method.evictor(ctx) for method in self.stack.evictors]
+        selection = self.stack.selection
+        self.selector: Selector | None = None if selection is None else selection.selector(ctx)
+        self.ctx = ctx
+        self.groups = [self._group(range(setup.shape.kv_heads))]
+        self.staged: Staged | None = None
+        self.read_bytes_per_step = 0
+        self.scratch_bytes = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens held for the head that holds most."""
+        return max(group.tokens for group in self.groups)
+
+    def prefill(
+        self, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Seen]:
+        """Attend for a chunk of the prompt: [Hq, m, d] in, [Hq, m, dv] out, and what was seen."""
+        if self.setup.exact_prefill or self.evictors:
+            self._stage(keys, values, positions)
+        else:
+            self.groups[0].append(keys, values, positions)
+        seen = self._seen(queries, positions, *self._everything())
+        out = self._attend(seen, self.setup.window_tokens)
+        for evictor in self.evictors:
+            evictor.observe(seen, "prefill")
+        return out, seen
+
+    def choose(self, seen: Seen) -> Tensor | list[Tensor] | None:
+        """Return what the prompt's evictors keep of the staged tokens; None for everything."""
+        kept: Tensor | None = None
+        for method, evictor in zip(self.stack.evictors, self.evictors, strict=True):
+            if method.acts != "decode" and method.scope == "layer":
+                kept = evictor.select(seen, "prefill")
+                self.scratch_bytes = max(self.scratch_bytes, _nbytes(evictor.scratch()))
+        return kept
+
+    def finish_prefill(self, kept: Tensor | list[Tensor] | None) -> None:
+        """Store the prompt: all of it, or the tokens at `kept` (a list: one tensor a KV head)."""
+        staged, self.staged = self.staged, None
+        if staged is None:
+            return
+        if isinstance(kept, list):
+            self.groups = [self._group(range(head, head + 1)) for head in range(len(kept))]
+            for head, index in enumerate(kept):
+                one = slice(head, head + 1)
+                self.groups[head].append(
+                    gather_tokens(staged.keys[one], index[None]),
+                    gather_tokens(staged.values[one], index[None]),
+                    staged.positions[:, index],
+                )
+        elif kept is not None:
+            positions = staged.positions.expand(len(kept), -1).gather(1, kept)
+            self.groups[0].append(
+                gather_tokens(staged.keys, kept), gather_tokens(staged.values, kept), positions
+            )
+            for evictor in self.evictors:
+                evictor.survived(kept)
+        else:
+            self.groups[0].append(staged.keys, staged.values, staged.positions)
+        if self.selector is not None:
+            self.selector.rebuild(self._stored()[0])
+
+    def decode(self, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+        """Store generated tokens and attend: [Hq, m, d] in, [Hq, m, dv] out."""
+        heads = self.setup.shape.kv_heads // len(self.groups)
+        for number, group in enumerate(self.groups):
+            own = slice(number * heads, (number + 1) * heads)
+            group.append(keys[own], values[own], positions[None])
+        if self.selector is not None:
+            added = positions.shape[0]
+            self.selector.append(self._stored()[0][:, -added:])
+        window = self.setup.window_tokens
+        if window is not None:
+            self._slide(window + positions.shape[0] - 1)
+        out = self._read_and_attend(queries, positions)
+        if window is not None:
+            self._slide(window)
+        return out
+
+    def score(self, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+        """Attend to the staged prompt and to the new tokens, show it, and store nothing."""
+        assert self.staged is not None
+        held = self.staged
+        seen = self._seen(
+            queries,
+            positions,
+            torch.cat((held.keys, keys), dim=1),
+            torch.cat((held.values, values), dim=1),
+            torch.cat((held.positions, positions[None]), dim=1),
+        )
+        for evictor in self.evictors:
+            evictor.observe(seen, "scoring")
+        return self._attend(seen, None)
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of the prompt that is staged in full precision."""
+        staged = self.staged
+        return 0 if staged is None else _nbytes({"k": staged.keys, "v": staged.values})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that this layer owns for this sequence, by name."""
+        found: dict[str, Tensor] = {}
+        for number, group in enumerate(self.groups):
+            found |= {f"group{number}.{name}": x for name, x in group.tensors().items()}
+        for number, evictor in enumerate(self.evictors):
+            found |= {f"evictor{number}.{name}": x for name, x in evictor.tensors().items()}
+        if self.selector is not None:
+            found |= {f"selector.{name}": x for name, x in self.selector.tensors().items()}
+        if self.staged is not None:
+            staged = self.staged
+            found |= {"staged.keys": staged.keys, "staged.values": staged.values}
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `tensors()`."""
+        return _nbytes(self.tensors())
+
+    def _group(self, heads: range) -> HeadGroup:
+        planes = {}
+        for role in ("key", "value"):
+            shape = self.setup.shape.plane(role, len(heads))
+            planes[role] = self.stack.plane(
+                PlaneContext(
+                    shape,
+                    self.setup.dtype,
+                    self.setup.device,
+                    self.setup.calibration.get(role, {}),
+                    self.setup.sequence,
+                    self.setup.engine,
+                )
+            )
+        rope = self.setup.rope if self.stack.pre_rope else None
+        return HeadGroup(planes["key"], planes["value"], rope, self.stack.tracks_positions)
+
+    def _stage(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+        if self.staged is None:
+            self.staged = Staged(keys.contiguous(), values.contiguous(), positions[None])
+            return
+        self.staged.keys = torch.cat((self.staged.keys, keys), dim=1)
+        self.staged.values = torch.cat((self.staged.values, values), dim=1)
+        self.staged.positions = torch.cat((self.staged.positions, positions[None]), dim=1)
+
+    def _stored(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What uniform heads hold, read back: keys, values, positions."""
+        return self.groups[0].read()
+
+    def _everything(self) -> tuple[Tensor, Tensor, Tensor]:
+        stored = self._stored() if self.groups[0].tokens else None
+        if self.staged is None:
+            assert stored is not None
+            return stored
+        staged = self.staged.keys, self.staged.values, self.staged.positions
+        if stored is None:
+            return staged
+        keys, values, positions = (
+            torch.cat((old, new), dim=1) for old, new in zip(stored, staged, strict=True)
+        )
+        return keys, values, positions
+
+    def _seen(
+        self, queries: Tensor, positions: Tensor, keys: Tensor, values: Tensor, held_at: Tensor
+    ) -> Seen:
+        return Seen(queries, positions, keys, values, held_at, self.ctx)
+
+    def _attend(self, seen: Seen, window_tokens: int | None) -> Tensor:
+        return attend(
+            seen.queries,
+            seen.keys,
+            seen.values,
+            seen.query_positions,
+            seen.key_positions,
+            scale=self.setup.scale,
+            softcap=self.setup.softcap,
+            window_tokens=window_tokens,
+        )
+
+    def _read_and_attend(self, queries: Tensor, positions: Tensor) -> Tensor:
+        if len(self.groups) > 1:
+            return self._attend_ragged(queries, positions)
+        if self.selector is not None and queries.shape[1] == 1:
+            return self._attend_selected(self.selector, queries, positions)
+        group = self.groups[0]
+        seen = self._seen(queries, positions, *group.read())
+        self.read_bytes_per_step = group.plane_bytes
+        if self.stack.compact:
+            ranks = torch.arange(group.tokens - queries.shape[1], group.tokens)
+            ranks = ranks.to(positions.device)
+            moved = self.setup.rope.move(queries, positions, ranks)
+            keys = group.read_compact()
+            compact = self._seen(moved, ranks, keys, seen.values, group.ranks())
+            out = self._attend(compact, None)
+        else:
+            out = self._attend(seen, self._window_if_needed(queries))
+        if self.evictors:
+            self._evict(seen)
+        return out
+
+    def _window_if_needed(self, queries: Tensor) -> int | None:
+        return self.setup.window_tokens if queries.shape[1] > 1 else None
+
+    def _evict(self, seen: Seen) -> None:
+        for evictor in self.evictors:
+            evictor.observe(seen, "decode")
+        for method, evictor in zip(self.stack.evictors, self.evictors, strict=True):
+            if method.acts == "prefill":
+                continue
+            kept = evictor.select(seen, "decode")
+            self.scratch_bytes = max(self.scratch_bytes, _nbytes(evictor.scratch()))
+            if kept is None:
+                continue
+            self.groups[0].keep(kept)
+            for other in self.evictors:
+                other.survived(kept)
+            if self.selector is not None:
+                self.selector.rebuild(self._stored()[0])
+
+    def _attend_selected(self, selector: Selector, queries: Tensor, positions: Tensor) -> Tensor:
+        group = self.groups[0]
+        chosen = selector.choose(queries[:, 0], group.tokens)
+        summaries = _nbytes(selector.tensors())
+        if chosen is None:
+            self.read_bytes_per_step = group.plane_bytes
+            seen = self._seen(queries, positions, *group.read())
+        else:
+            keys, values, held_at, touched = group.select(chosen)
+            self.read_bytes_per_step = summaries + touched
+            seen = self._seen(queries, positions, keys, values, held_at)
+        out = self._attend(seen, None)
+        if self.evictors:
+            self._evict(self._seen(queries, positions, *group.read()))
+        return out
+
+    def _attend_ragged(self, queries: Tensor, positions: Tensor) -> Tensor:
+        per_head = queries.chunk(len(self.groups))
+        self.read_bytes_per_step = sum(group.plane_bytes for group in self.groups)
+        parts = [
+            self._attend(self._seen(some, positions, *group.read()), None)
+            for some, group in zip(per_head, self.groups, strict=True)
+        ]
+        return torch.cat(parts)
+
+    def _slide(self, window_tokens: int) -> None:
+        """Free what lies before the window (of a layer that was trained with one)."""
+        extra = self.groups[0].tokens - window_tokens
+        if extra > 0:
+            held = torch.arange(extra, self.groups[0].tokens, device=self.setup.device)
+            self.groups[0].keep(held[None])
+
+
+def _nbytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -1,0 +1,104 @@
+"""One pass of the model over a batch, and the attention function that transformers calls for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from kvtune.engines.reference.sequence import Sequence as CachedSequence
+from kvtune.policies.eviction import Seen
+
+ATTENTION = "kvtune_reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """New tokens of one sequence. `last` ends a prompt; `scoring` passes are shown, not stored."""
+
+    sequence: CachedSequence
+    token_ids: tuple[int, ...]
+    phase: Literal["prefill", "decode", "scoring"]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A padded batch of rows: token ids and positions [B, M], and which columns are whose."""
+
+    rows: tuple[Row, ...]
+    token_ids: Tensor
+    positions: Tensor
+    slices: tuple[slice, ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], padding: str, device: torch.device) -> Step:
+        """Pad rows to the longest, on the left or on the right."""
+        width = max(len(row.token_ids) for row in rows)
+        token_ids = torch.zeros(len(rows), width, dtype=torch.long)
+        positions = torch.zeros(len(rows), width, dtype=torch.long)
+        slices = []
+        for n, row in enumerate(rows):
+            count = len(row.token_ids)
+            start = width - count if padding == "left" else 0
+            own = slice(start, start + count)
+            token_ids[n, own] = torch.tensor(row.token_ids)
+            first = row.sequence.seen_tokens
+            positions[n, own] = torch.arange(first, first + count)
+            slices.append(own)
+        return cls(tuple(rows), token_ids.to(device), positions.to(device), tuple(slices))
+
+
+def attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    kvtune_step: Step,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attend each row over its own cache: query [B, Hq, M, d] gives [B, M, Hq, d]."""
+    out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+    for n, (row, own) in enumerate(zip(kvtune_step.rows, kvtune_step.slices, strict=True)):
+        result = _attend_row(
+            row,
+            module.layer_idx,
+            query[n, :, own],
+            key[n, :, own],
+            value[n, :, own],
+            kvtune_step.positions[n, own],
+        )
+        out[n, own] = result.transpose(0, 1)
+    return out, None
+
+
+def _attend_row(
+    row: Row, number: int, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor
+) -> Tensor:
+    layer = row.sequence.layers[number]
+    if row.phase == "decode":
+        return layer.decode(queries, keys, values, positions)
+    if row.phase == "scoring":
+        return layer.score(queries, keys, values, positions)
+    out, seen = layer.prefill(queries, keys, values, positions)
+    if row.last and all(method.scope == "layer" for method in layer.stack.evictors):
+        finish(row.sequence, number, seen)
+    return out
+
+
+def finish(sequence: CachedSequence, number: int, seen: Seen) -> None:
+    """Compress one layer of a prompt that has ended, and count the peak on the way."""
+    layer = sequence.layers[number]
+    kept = layer.choose(seen)
+    staged_bytes = layer.staged_bytes
+    layer.finish_prefill(kept)
+    sequence.note_peak(staged_bytes + layer.scratch_bytes)
+
+
+AttentionInterface.register(ATTENTION, attention)

@@ -1,0 +1,232 @@
+"""Running choices of tokens: what a `TokenMethod` or a `SelectionMethod` builds.
+
+After every attention of a layer the engine shows an `Evictor` what happened (`Seen`), and asks it
+at the end of the prompt and after every generated token which tokens to keep.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from kvtune.errors import BadInput
+from kvtune.lazy import lazy_import
+from kvtune.policies.method import LayerShape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from kvtune.kernels import scores as score_kernels
+    from kvtune.kernels import topk
+else:
+    torch = lazy_import("torch")
+    topk = lazy_import("kvtune.kernels.topk")
+    score_kernels = lazy_import("kvtune.kernels.scores")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions [start, end) of a sequence, what they are, and whether they must be kept."""
+
+    start: int
+    end: int
+    label: str = ""
+    protected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EvictorContext:
+    """What a choice of tokens may ask about.
+
+    `sequence` is a dictionary that all layers of one sequence share, for methods whose layers
+    depend on each other.
+    """
+
+    shape: LayerShape
+    scale: float
+    softcap: float | None
+    dtype: torch.dtype
+    device: torch.device
+    spans: tuple[Span, ...] = ()
+    sequence: dict[Any, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One attention of one layer of one sequence.
+
+    queries [Hq, m, d] at positions [m] attended to keys and values [Hk, n, d] at positions [S, n]
+    (S is 1 when all heads hold the same tokens, else Hk; ascending), which include those of the
+    queries themselves. All after RoPE, at original positions.
+    """
+
+    queries: Tensor
+    query_positions: Tensor
+    keys: Tensor
+    values: Tensor
+    key_positions: Tensor
+    ctx: EvictorContext
+
+    def probabilities(self) -> Tensor:
+        """Attention weights [Hk, g, m, n] in float32; 0 for keys after the query."""
+        visible = self.key_positions[:, None, None, :] <= self.query_positions[:, None]
+        return score_kernels.attention_probs(
+            self.queries, self.keys, self.ctx.scale, mask=visible, softcap=self.ctx.softcap
+        )
+
+    def protected(self) -> Tensor:
+        """Which cached tokens lie in protected spans: bool [S, n]."""
+        mask = torch.zeros_like(self.key_positions, dtype=torch.bool)
+        for span in self.ctx.spans:
+            if span.protected:
+                mask |= (self.key_positions >= span.start) & (self.key_positions < span.end)
+        return mask
+
+
+class Evictor(ABC):
+    """Watches one layer of one sequence and chooses which of its tokens survive."""
+
+    @abstractmethod
+    def observe(self, seen: Seen, phase: Literal["prefill", "decode", "scoring"]) -> None:
+        """Learn from one attention: a chunk of the prompt, or one or more generated tokens.
+
+        During the prompt nothing is dropped yet: `seen` holds every earlier token. In a scoring
+        pass (of a method whose scope is the sequence) the queries are those of extra text that is
+        not part of the sequence.
+        """
+
+    @abstractmethod
+    def select(self, seen: Seen, phase: Literal["prefill", "decode"]) -> Tensor | None:
+        """Return the tokens to keep: indices [1 or Hk, m] into the n cached ones, ascending.
+
+        `seen` is the latest attention, the last chunk's of the prompt or the token's. None keeps
+        all. One index row means the same for all heads.
+        """
+
+    def survived(self, index: Tensor) -> None:
+        """Follow an eviction in the own scores; `index` is what `select` returned."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that it keeps between steps, by name."""
+        return {}
+
+    def scratch(self) -> dict[str, Tensor]:
+        """The score tensors of the latest `select`, which count for the peak; then forget them."""
+        return {}
+
+
+class Selector(ABC):
+    """Chooses which cached tokens a decode step of one layer reads."""
+
+    @abstractmethod
+    def append(self, keys: Tensor) -> None:
+        """Follow an append: keys [Hk, m, d] as they read back from the store."""
+
+    @abstractmethod
+    def rebuild(self, keys: Tensor) -> None:
+        """Follow an eviction: all keys [Hk, n, d] that are left."""
+
+    @abstractmethod
+    def choose(self, queries: Tensor, tokens: int) -> Tensor | None:
+        """Return what to read for queries [Hq, d] among `tokens` tokens: [Hk, m]; None: all."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """The summaries to choose by."""
+
+
+def choose_tokens(
+    scores: Tensor,
+    budget_tokens: int,
+    *,
+    forced: Tensor | None = None,
+    positions: Tensor | None = None,
+    spans: Sequence[Span] = (),
+    fairness: Literal["none", "proportional"] = "none",
+) -> Tensor:
+    """Return the `budget_tokens` best tokens of each row: ascending indices [S, budget].
+
+    scores [S, n]: higher is better; ties go to the lower index. `forced` (bool [S, n]) tokens are
+    always among them. With proportional fairness the budget is split over the spans (and the rest
+    of the tokens, as one more span) in proportion to their token counts, forced ones included
+    (fair eviction of "Pitfalls of KV cache compression", arXiv 2510.00231); `positions` [S, n] are
+    needed for it. Every row must force the same number of tokens, or fewer than the budget.
+
+    Raises:
+        BadInput: more tokens are forced than the budget holds.
+    """
+    held = scores.shape[-1]
+    budget = min(budget_tokens, held)
+    ranked = scores.float().nan_to_num(nan=float("-inf"))
+    if forced is not None:
+        forced = forced.expand_as(scores)
+        most = int(forced.sum(-1).max())
+        if most > budget:
+            raise BadInput(
+                f"{most} tokens must be kept (protected spans, sinks, recent ones), and the budget "
+                f"is {budget}",
+                fix="raise the budget, or protect less",
+            )
+        ranked = ranked.clamp(max=torch.finfo(torch.float32).max)
+        ranked = ranked.masked_fill(forced, float("inf"))
+    if fairness == "none" or positions is None or not spans:
+        return topk.top_indices(ranked, budget)
+    rows = [
+        _fair_row(ranked[row], budget, positions[min(row, len(positions) - 1)], spans)
+        for row in range(len(ranked))
+    ]
+    return torch.stack(rows)
+
+
+def split_budget(budget: int, counts: Sequence[int], floors: Sequence[int]) -> list[int]:
+    """Split a budget in proportion to `counts`, each at least its floor and at most its count.
+
+    Rounding is repaired by largest remainder, ties to the earlier; the parts sum to the budget.
+
+    Raises:
+        ValueError: the floors exceed the budget, or the counts do not reach it.
+    """
+    if sum(floors) > budget or sum(counts) < budget:
+        raise ValueError(f"a budget of {budget} cannot be split over {counts} with floors {floors}")
+    total = sum(counts)
+    exact = [budget * count / total for count in counts]
+    parts = [max(int(share), floor) for share, floor in zip(exact, floors, strict=True)]
+    order = sorted(range(len(counts)), key=lambda i: (int(exact[i]) - exact[i], i))
+    while sum(parts) < budget:
+        room = [i for i in order if parts[i] < counts[i]]
+        for i in room[: budget - sum(parts)]:
+            parts[i] += 1
+    while sum(parts) > budget:
+        over = max(
+            (i for i in range(len(parts)) if parts[i] > floors[i]),
+            key=lambda i: (parts[i] - exact[i], -i),
+        )
+        parts[over] -= 1
+    return parts
+
+
+def _fair_row(ranked: Tensor, budget: int, positions: Tensor, spans: Sequence[Span]) -> Tensor:
+    members = span_members(positions, spans)
+    floors = [int((ranked[part] == float("inf")).sum()) for part in members]
+    parts = split_budget(budget, [len(part) for part in members], floors)
+    kept = [
+        part[topk.top_indices(ranked[part], share)]
+        for part, share in zip(members, parts, strict=True)
+        if share
+    ]
+    return torch.cat(kept).sort().values
+
+
+def span_members(positions: Tensor, spans: Sequence[Span]) -> list[Tensor]:
+    """Indices of the tokens in each span (the first one that covers them), then of all others."""
+    owner = torch.full_like(positions, len(spans))
+    for number, span in reversed(list(enumerate(spans))):
+        owner[(positions >= span.start) & (positions < span.end)] = number
+    return [
+        members
+        for number in range(len(spans) + 1)
+        if len(members := (owner == number).nonzero().squeeze(-1))
+    ]

@@ -1,0 +1,128 @@
+"""Bytes of a stack of methods by formula: what the reference engine's tensors must add up to.
+
+Everything is for one sequence on one device, over the full-attention layers given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvtune.policies.method import History, LayerShape, PlaneShape, Role
+from kvtune.policies.method_stack import MethodStack
+
+POSITION_BYTES = 4
+ROLES: tuple[Role, Role] = ("key", "value")
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a sequence's cache takes.
+
+    `resident_bytes` are held on the device between steps: data, metadata, residual windows,
+    scores, positions. `read_bytes_per_step` are touched by the attention of the latest decode step.
+    `peak_bytes` are the most held at once: each layer of the prompt is in full precision, beside
+    what it is compressed to and the scores for that, while the layers before it are compressed.
+    `remote_bytes` lie on other tiers. `constant_bytes` are shared by all sequences.
+    """
+
+    resident_bytes: int
+    read_bytes_per_step: int
+    peak_bytes: int
+    remote_bytes: int = 0
+    constant_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What only a run can tell: tokens kept by each head of ragged layers, and planes' facts."""
+
+    kept: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    facts: Mapping[tuple[int, Role], Mapping[str, int]] = field(default_factory=dict)
+
+
+def footprint(
+    stack: MethodStack,
+    layers: Sequence[LayerShape],
+    prompt_tokens: int,
+    decoded_tokens: int = 0,
+    observed: Observed | None = None,
+) -> Footprint:
+    """Return the bytes of a sequence after a prompt and `decoded_tokens` decode steps.
+
+    The prompt is processed in one piece. Without `observed`, sizes that depend on the data are the
+    methods' estimates.
+    """
+    observed = observed or Observed()
+    now = History(prompt_tokens, decoded_tokens)
+    resident = [_resident(stack, layer, now, observed) for layer in layers]
+    after_prompt = History(prompt_tokens)
+    compressed = peak = 0
+    for layer in layers:
+        own = _resident(stack, layer, after_prompt, observed)
+        scratch = sum(
+            evictor.scratch_bytes(prompt_tokens, layer)
+            for evictor in stack.evictors
+            if evictor.acts != "decode"
+        )
+        staged = layer.kv_heads * layer.slot_bytes * prompt_tokens
+        peak = max(peak, compressed + own + staged + scratch)
+        compressed += own
+    return Footprint(
+        resident_bytes=sum(resident),
+        read_bytes_per_step=sum(_read(stack, layer, now, observed) for layer in layers),
+        peak_bytes=max(peak, sum(resident)),
+        constant_bytes=sum(_constant(stack, layer) for layer in layers),
+    )
+
+
+def _resident(stack: MethodStack, layer: LayerShape, seen: History, observed: Observed) -> int:
+    held = stack.held(seen, layer)
+    total = sum(_planes(stack, layer, held, role, observed) for role in ROLES)
+    if stack.tracks_positions:
+        rows = layer.kv_heads if stack.per_head else 1
+        appended = held.appended
+        kept = observed.kept.get(layer.index)
+        total += POSITION_BYTES * (
+            rows * held.tokens if kept is None else sum(kept) + rows * appended
+        )
+    total += sum(evictor.own_bytes(seen, layer) for evictor in stack.evictors)
+    if stack.selection is not None:
+        total += stack.selection.index_bytes(held.tokens, layer)
+    return total
+
+
+def _planes(
+    stack: MethodStack, layer: LayerShape, held: History, role: Role, observed: Observed
+) -> int:
+    facts = observed.facts.get((layer.index, role))
+    kept = observed.kept.get(layer.index)
+    if kept is None:
+        return stack.plane_bytes(layer.plane(role), held, facts)
+    one = layer.plane(role, 1)
+    return sum(stack.plane_bytes(one, History(count, held.appended), facts) for count in kept)
+
+
+def _read(stack: MethodStack, layer: LayerShape, now: History, observed: Observed) -> int:
+    if now.appended == 0:
+        return 0
+    before = stack.held(History(now.at_once, now.appended - 1), layer)
+    held = History(before.at_once, before.appended + 1)
+    selection = stack.selection
+    if selection is not None:
+        wanted = selection.selected_tokens(held.tokens, layer)
+        if wanted < held.tokens:
+            read = sum(_selected(stack, layer.plane(role), held, wanted) for role in ROLES)
+            return read + selection.index_bytes(held.tokens, layer)
+    return sum(_planes(stack, layer, held, role, observed) for role in ROLES)
+
+
+def _selected(stack: MethodStack, shape: PlaneShape, held: History, tokens: int) -> int:
+    if not stack.stores:
+        return shape.full_bytes(tokens)
+    some = stack.stores[0].selected_bytes(shape, held, tokens)
+    return stack.plane_bytes(shape, held) if some is None else some
+
+
+def _constant(stack: MethodStack, layer: LayerShape) -> int:
+    return sum(store.constant_bytes(layer.plane(role)) for store in stack.stores for role in ROLES)

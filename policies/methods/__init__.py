@@ -1,0 +1,1 @@
+"""KV-cache methods: one file a system of the field."""

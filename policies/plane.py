@@ -1,0 +1,178 @@
+"""Running stores of token vectors: what a `StoreMethod` builds and the reference engine fills.
+
+A plane is the keys or the values of one layer of one sequence: [heads, tokens, width]. It owns its
+tensors in `held`, and nothing else of any size, so that bytes can be counted and caches moved.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from kvtune.lazy import lazy_import
+from kvtune.policies.method import PlaneShape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy_import("torch")
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneContext:
+    """What a store may ask about.
+
+    `calibration` maps a calibrated method's name to what it learned for this layer and role.
+    `sequence` is a dictionary that all planes of one sequence share (for methods that couple
+    layers), `engine` one that all sequences of an engine share (for pools and constants).
+    """
+
+    shape: PlaneShape
+    dtype: torch.dtype
+    device: torch.device
+    calibration: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    sequence: dict[Any, Any] = field(default_factory=dict)
+    engine: dict[Any, Any] = field(default_factory=dict)
+
+    def resized(self, heads: int, width: int) -> PlaneContext:
+        """The same context for a plane of another size."""
+        return replace(self, shape=self.shape.resized(heads, width))
+
+
+class Plane(ABC):
+    """A growing [heads, tokens, width] array of token vectors, held in some format.
+
+    The first `append` on an empty plane is the prompt (or what an eviction kept), later ones are
+    generated tokens. `constants` are tensors shared with other sequences.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[str, Tensor] = {}
+        self.constants: dict[str, Tensor] = {}
+
+    @property
+    @abstractmethod
+    def tokens(self) -> int:
+        """How many tokens it holds for each head."""
+
+    @abstractmethod
+    def append(self, x: Tensor) -> None:
+        """Add token vectors [heads, n, width]."""
+
+    @abstractmethod
+    def read(self) -> Tensor:
+        """Return all token vectors [heads, tokens, width] in the compute dtype."""
+
+    def select(self, index: Tensor) -> tuple[Tensor, int]:
+        """Return the token vectors at `index` [heads, m], and the bytes that this touched."""
+        return gather_tokens(self.read(), index), self.nbytes
+
+    def keep(self, index: Tensor) -> None:
+        """Hold only the tokens at `index` [heads, m] (ascending, distinct), and free the others.
+
+        What was dequantized for this is quantized again, in one go; formats that store each token
+        by itself override this and move bytes only.
+        """
+        kept = gather_tokens(self.read(), index)
+        self.clear()
+        self.append(kept)
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Drop every token."""
+
+    def facts(self) -> dict[str, int]:
+        """Counts that depend on the data and that the bytes formula needs."""
+        return {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that this sequence owns here, by name; wrapping planes add the inner's."""
+        return dict(self.held)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `tensors()`."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
+
+
+class TokenCodec(ABC):
+    """A format that stores each token vector by itself, so that tokens can be moved freely."""
+
+    @abstractmethod
+    def encode(self, x: Tensor) -> dict[str, Tensor]:
+        """Turn [heads, n, width] into named tensors [heads, n, ...]."""
+
+    @abstractmethod
+    def decode(self, held: Mapping[str, Tensor]) -> Tensor:
+        """Turn what `encode` made (of any tokens, of all heads) into [heads, n, width]."""
+
+    def constants(self) -> dict[str, Tensor]:
+        """Tensors that all sequences share: codebooks, rotations, channel masks."""
+        return {}
+
+
+class FullCodec(TokenCodec):
+    """Full precision: the vectors as they are."""
+
+    def encode(self, x: Tensor) -> dict[str, Tensor]:
+        """Keep `x`."""
+        return {"x": x}
+
+    def decode(self, held: Mapping[str, Tensor]) -> Tensor:
+        """Return what was kept."""
+        return held["x"]
+
+
+class TokenPlane(Plane):
+    """A plane whose format stores each token by itself."""
+
+    def __init__(self, codec: TokenCodec) -> None:
+        super().__init__()
+        self.codec = codec
+        self.constants = codec.constants()
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it holds for each head."""
+        return next(iter(self.held.values())).shape[1] if self.held else 0
+
+    def append(self, x: Tensor) -> None:
+        """Encode and add token vectors."""
+        new = self.codec.encode(x)
+        if self.held:
+            self.held = {name: torch.cat((self.held[name], new[name]), dim=1) for name in new}
+        else:
+            # A view of the projections would keep all of them alive.
+            self.held = {name: tensor.contiguous() for name, tensor in new.items()}
+
+    def read(self) -> Tensor:
+        """Decode all tokens."""
+        return self.codec.decode(self.held)
+
+    def select(self, index: Tensor) -> tuple[Tensor, int]:
+        """Decode only the tokens at `index`."""
+        some = {name: gather_tokens(tensor, index) for name, tensor in self.held.items()}
+        touched = sum(tensor.numel() * tensor.element_size() for tensor in some.values())
+        return self.codec.decode(some), touched
+
+    def keep(self, index: Tensor) -> None:
+        """Move the survivors' bytes; nothing is encoded again."""
+        self.held = {name: gather_tokens(tensor, index) for name, tensor in self.held.items()}
+
+    def clear(self) -> None:
+        """Drop every token."""
+        self.held = {}
+
+
+def full_plane(ctx: PlaneContext) -> TokenPlane:
+    """A plane in full precision."""
+    return TokenPlane(FullCodec())
+
+
+def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
+    """Pick tokens of [heads, n, ...] by `index` [heads or 1, m]: [heads, m, ...]."""
+    heads = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
+    return x[heads, index.expand(x.shape[0], -1)]
