@@ -1,0 +1,86 @@
+"""Rotations are orthogonal, follow from their fields alone, and spread what they must spread."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvtune.kernels.rotation import Rotation  # noqa: E402
+
+EVERY = [
+    Rotation("haar", 64),
+    Rotation("hadamard", 64),
+    Rotation("hadamard", 64, rounds=3, seed=5),
+    Rotation("hadamard", 80),
+    Rotation("plain", 64),
+    Rotation("hadamard", 1),
+]
+
+
+@pytest.mark.parametrize("rotation", EVERY, ids=str)
+def test_rotating_back_returns_the_vector_and_keeps_inner_products(rotation):
+    x = torch.randn(2, 3, rotation.dim, generator=torch.Generator().manual_seed(1))
+    turned = rotation.rotate(x)
+    torch.testing.assert_close(rotation.unrotate(turned), x, atol=2e-6, rtol=0)
+    torch.testing.assert_close(rotation.rotate(rotation.unrotate(x)), x, atol=2e-6, rtol=0)
+    gram = x @ x.transpose(-1, -2)
+    torch.testing.assert_close(turned @ turned.transpose(-1, -2), gram, atol=5e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rotation", EVERY, ids=str)
+def test_a_rotation_is_rebuilt_from_its_fields(rotation):
+    x = torch.randn(rotation.dim, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(Rotation(**asdict(rotation)).rotate(x), rotation.rotate(x))
+
+
+def test_seeds_give_other_rotations():
+    x = torch.ones(64)
+    for kind in ("haar", "hadamard"):
+        one, other = Rotation(kind, 64, seed=0).rotate(x), Rotation(kind, 64, seed=1).rotate(x)
+        assert (one - other).abs().max() > 0.1
+
+
+def test_half_precision_is_rotated_in_float32():
+    x = torch.randn(64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    for rotation in EVERY[:3]:
+        turned = rotation.rotate(x)
+        assert turned.dtype == torch.float32
+        assert torch.equal(turned, rotation.rotate(x.float()))
+
+
+def test_two_rounds_are_one_round_after_another():
+    x = torch.randn(64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    first = Rotation("hadamard", 64, rounds=1, seed=9).rotate(x)
+    second_signs = Rotation("hadamard", 64, seed=9)._signs(x)[1]
+    expected = Rotation("plain", 64).rotate(first * second_signs)
+    torch.testing.assert_close(Rotation("hadamard", 64, seed=9).rotate(x), expected)
+
+
+def test_a_dimension_without_a_power_of_two_says_that_it_runs_as_haar():
+    assert Rotation("hadamard", 80).carried_out_as == "haar"
+    assert Rotation("hadamard", 128).carried_out_as == "hadamard"
+    # Blocks of 16 would leave a vector of one block there; a full rotation spreads it.
+    unit = torch.eye(80)[3]
+    assert Rotation("hadamard", 80).rotate(unit)[16:].norm() > 0.7
+
+
+def test_plain_leaves_a_row_of_its_matrix_in_one_channel_and_signs_spread_it():
+    row = Rotation("plain", 128).rotate(torch.eye(128)[5])
+    assert Rotation("plain", 128).rotate(row).max() == pytest.approx(1.0, abs=1e-6)
+    assert Rotation("hadamard", 128).rotate(row).abs().max() < 0.5
+
+
+def test_fields_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="is 'dct'"):
+        Rotation("dct", 64)
+    with pytest.raises(ValueError, match="dim must be at least 1"):
+        Rotation("haar", 0)
+    with pytest.raises(ValueError, match="rounds must be at least 1"):
+        Rotation("hadamard", 64, rounds=0)
+    with pytest.raises(ValueError, match="power of two but dim is 96"):
+        Rotation("plain", 96)
+    with pytest.raises(ValueError, match="turns 64 channels but got 32"):
+        Rotation("haar", 64).rotate(torch.zeros(32))
