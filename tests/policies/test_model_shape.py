@@ -3,7 +3,8 @@ import json
 import pytest
 
 from kvtune.errors import BadInput
-from kvtune.policies.model_shape import FAMILIES, TRAPS, read_model_shape, shape_of
+from kvtune.policies.model_config import TRAPS
+from kvtune.policies.model_shape import read_model_shape, shape_of
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -102,8 +103,7 @@ def test_a_float32_checkpoint_is_served_in_16_bits():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "not among the known"),
-        ({"architectures": ["FalconForCausalLM"]}, "not among the known"),
+        ({"architectures": ["OtherForCausalLM"]}, "not among the known"),
         ({"architectures": []}, "not among the known"),
         ({"architectures": ["LlamaForCausalLM", "Other"]}, "not among the known"),
         ({"architectures": "LlamaForCausalLM"}, "not among the known"),
@@ -179,5 +179,40 @@ def test_a_model_that_is_no_path_is_refused_in_words(tmp_path):
         read_model_shape(tmp_path / "HuggingFaceTB" / "SmolLM2-135M-Instruct")
 
 
-def test_no_family_is_of_a_kind_that_is_refused_elsewhere():
-    assert not [name for name in FAMILIES if "Moe" in name or "Gemma2" in name]
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        (
+            {
+                **GEMMA_2B,
+                "architectures": ["Gemma2ForCausalLM"],
+                "num_hidden_layers": 26,
+                "sliding_window": 4096,
+            },
+            "its 26 layers keep window in 13, full in 13",
+        ),
+        (
+            {**QWEN2_3B, "architectures": ["MistralForCausalLM"], "sliding_window": 4096},
+            "its 36 layers keep window in 36",
+        ),
+    ],
+)
+def test_layers_that_are_not_all_full_have_no_shape(config, kept):
+    with pytest.raises(BadInput, match=kept):
+        shape_of(config, "config.json")
+
+
+def test_a_window_that_spans_the_longest_sequence_is_none():
+    mistral = {**QWEN2_3B, "architectures": ["MistralForCausalLM"], "sliding_window": 32768}
+    assert shape_of(mistral, "config.json").kv_bytes_per_token() == 36_864
+
+
+def test_experts_change_nothing_of_the_shape():
+    mixtral = {**LLAMA_8B, "architectures": ["MixtralForCausalLM"], "num_local_experts": 8}
+    assert shape_of(mixtral, "config.json").kv_bytes_per_token() == 131_072
+
+
+@pytest.mark.parametrize("key", ["max_position_embeddings", "vocab_size"])
+def test_a_shape_needs_the_longest_sequence_and_the_vocabulary(key):
+    with pytest.raises(BadInput, match="lacks the longest sequence or the vocabulary"):
+        shape_of({**LLAMA_8B, key: None}, "config.json")
