@@ -91,7 +91,7 @@ class LayerCache:
         if self.setup.exact_prefill or self.evictors:
             self._stage(keys, values, positions)
         else:
-            self.groups[0].append(keys, values, positions)
+            self.groups[0].append(keys, values, positions[None])
         seen = self._seen(queries, positions, *self._everything())
         out = self._attend(seen, self.setup.window_tokens)
         for evictor in self.evictors:
