@@ -203,11 +203,14 @@ class StoreMethod(Method):
     `key_space` says on which keys it works: after RoPE, as attention uses them, or before it, in
     which case the engine takes the rotation off before storing and puts it on after reading.
     A wrapping method stores through `inner`, which is what follows it in the stack, full precision
-    at last; a terminal method ignores it.
+    at last; a terminal method ignores it. `each_token_alone` says that what is stored of a token
+    depends on no other one; `rebases` that stored vectors are re-expressed later.
     """
 
     key_space: ClassVar[Literal["post-rope", "pre-rope"]] = "post-rope"
     terminal: ClassVar[bool] = True
+    each_token_alone: ClassVar[bool] = True
+    rebases: ClassVar[bool] = False
 
     @abstractmethod
     def plane(self, ctx: PlaneContext, inner: PlaneFactory) -> Plane:
@@ -243,7 +246,6 @@ class TokenMethod(Method):
     Protected spans of a sequence are kept by every token method.
     """
 
-    heads: ClassVar[Literal["uniform", "per-head", "ragged"]] = "per-head"
     scope: ClassVar[Literal["layer", "sequence"]] = "layer"
 
     fairness: Literal["none", "proportional"] = "none"
@@ -254,9 +256,19 @@ class TokenMethod(Method):
         return "never"
 
     @property
+    def heads(self) -> Literal["uniform", "per-head", "ragged"]:
+        """Whether KV heads hold the same tokens, different ones, or even different numbers."""
+        return "per-head"
+
+    @property
     def position_mode(self) -> Literal["keep", "compact"]:
         """Whether survivors keep their positions or are rotated to 0..n-1."""
         return "keep"
+
+    @property
+    def uniform_variants(self) -> tuple[TokenMethod, ...]:
+        """This method with heads of one length, for stacks that need it; empty: there is none."""
+        return ()
 
     @abstractmethod
     def evictor(self, ctx: EvictorContext) -> Evictor:

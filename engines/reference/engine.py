@@ -22,6 +22,7 @@ from kvtune.engines.reference.sequence import Sequence as CachedSequence
 from kvtune.engines.reference.step import ATTENTION, Row, Step
 from kvtune.errors import BadInput
 from kvtune.policies.calibration import CalibratedMethod, Calibration
+from kvtune.policies.compose import require_legal
 from kvtune.policies.eviction import Span
 from kvtune.policies.method import LayerShape, Role
 from kvtune.policies.method_stack import MethodStack
@@ -114,9 +115,10 @@ class ReferenceEngine:
         what was stored, as in decoding (for stores; evictors act after the prompt either way).
 
         Raises:
-            BadInput: a method of the stack needs a calibration that is not there.
+            BadInput: the methods do not go together, or one needs a calibration that is not there.
         """
         stack = stack or MethodStack()
+        require_legal(stack)
         shared: dict[Any, Any] = {}
         layers = [
             LayerCache(self._setup(facts, stack, tuple(spans), exact_prefill, shared))
