@@ -137,7 +137,7 @@ def latent(config: ModelConfig) -> Layers:
     if not picked:
         return [(rows,)] * config.layers
     index = _index(config)
-    return [(rows, index) if indexed else (rows,) for indexed in _indexed_layers(config)]
+    return [(rows, index) if indexed else (rows,) for indexed in indexed_layers(config)]
 
 
 def deepseek_v4(config: ModelConfig) -> Layers:
@@ -226,7 +226,8 @@ def _index(config: ModelConfig, tokens_per_row: int = 1) -> Rows:
     return Rows(Kind.INDEX, 1, row_bytes, tokens_per_row=tokens_per_row, number_bytes=1)
 
 
-def _indexed_layers(config: ModelConfig) -> list[bool]:
+def indexed_layers(config: ModelConfig) -> list[bool]:
+    """Say of each layer of sparse attention whether it picks tokens by an index of its own."""
     modes = config.strings("indexer_types")
     pattern = config.get("index_topk_pattern")
     if modes is None and isinstance(pattern, str):
