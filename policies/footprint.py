@@ -72,7 +72,7 @@ def footprint(
         resident_bytes=sum(resident),
         read_bytes_per_step=sum(_read(stack, layer, now, observed) for layer in layers),
         peak_bytes=max(peak, sum(resident)),
-        constant_bytes=sum(_constant(stack, layer) for layer in layers),
+        constant_bytes=_constants(stack, layers),
     )
 
 
@@ -124,5 +124,6 @@ def _selected(stack: MethodStack, shape: PlaneShape, held: History, tokens: int)
     return stack.plane_bytes(shape, held) if some is None else some
 
 
-def _constant(stack: MethodStack, layer: LayerShape) -> int:
-    return sum(store.constant_bytes(layer.plane(role)) for store in stack.stores for role in ROLES)
+def _constants(stack: MethodStack, layers: Sequence[LayerShape]) -> int:
+    planes = [layer.plane(role) for layer in layers for role in ROLES]
+    return sum(store.constants_bytes(planes) for store in stack.stores)

@@ -234,6 +234,13 @@ class StoreMethod(Method):
         """Bytes shared by all sequences: codebooks, projections, channel ranges."""
         return 0
 
+    def constants_bytes(self, shapes: Sequence[PlaneShape]) -> int:
+        """Bytes shared by all sequences, over all planes of a model.
+
+        Methods whose planes share tables with one another override it, to count them once.
+        """
+        return sum(self.constant_bytes(shape) for shape in shapes)
+
     def selected_bytes(self, shape: PlaneShape, held: History, tokens: int) -> int | None:
         """Bytes read to fetch `tokens` of the tokens of each head; None: all of the plane."""
         return None
