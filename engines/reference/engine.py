@@ -163,7 +163,7 @@ class ReferenceEngine:
             for n, logits in zip(members, self._forward(rows, padding, every), strict=True):
                 found[n].append(logits)
         for sequence, prompt in zip(sequences, prompts, strict=True):
-            self._finish_prompt(sequence, prompt)
+            self.finish_prompt(sequence, prompt)
         return [torch.cat(parts) if every else parts[-1][-1] for parts in found]
 
     @torch.inference_mode()
@@ -288,7 +288,8 @@ class ReferenceEngine:
         cap = getattr(self.model.config, "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def _finish_prompt(self, sequence: CachedSequence, prompt: Sequence[int]) -> None:
+    def finish_prompt(self, sequence: CachedSequence, prompt: Sequence[int]) -> None:
+        """Do what is left when every layer has seen the whole prompt."""
         if any(method.scope == "sequence" for method in sequence.stack.evictors):
             from kvtune.engines.reference.whole import evict_whole_sequence
 

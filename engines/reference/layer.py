@@ -88,15 +88,19 @@ class LayerCache:
         self, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor
     ) -> tuple[Tensor, Seen]:
         """Attend for a chunk of the prompt: [Hq, m, d] in, [Hq, m, dv] out, and what was seen."""
+        seen = self.show(queries, keys, values, positions)
+        return self._attend(seen, self.setup.window_tokens), seen
+
+    def show(self, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Seen:
+        """Take in a chunk of the prompt, without attending."""
         if self.setup.exact_prefill or self.evictors:
             self._stage(keys, values, positions)
         else:
             self.groups[0].append(keys, values, positions[None])
         seen = self._seen(queries, positions, *self._everything())
-        out = self._attend(seen, self.setup.window_tokens)
         for evictor in self.evictors:
             evictor.observe(seen, "prefill")
-        return out, seen
+        return seen
 
     def choose(self, seen: Seen) -> Tensor | list[Tensor] | None:
         """Return what the prompt's evictors keep of the staged tokens; None for everything."""

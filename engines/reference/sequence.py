@@ -17,7 +17,8 @@ class Sequence:
     """The cache of one sequence under a stack of methods.
 
     `seen_tokens` counts what the model has read and gives the next position; what is held after an
-    eviction is less.
+    eviction is less. `recording`, when set, collects the queries, keys and values of the prompt,
+    one entry a layer.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class Sequence:
         self.seen_tokens = 0
         self.prompt_tokens = 0
         self.peak_bytes = 0
+        self.recording: list[tuple[Tensor, Tensor, Tensor]] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that the sequence owns, by name."""

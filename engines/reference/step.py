@@ -86,15 +86,22 @@ def _attend_row(
         return layer.decode(queries, keys, values, positions)
     if row.phase == "scoring":
         return layer.score(queries, keys, values, positions)
+    if row.sequence.recording is not None:
+        row.sequence.recording.append((queries, keys, values))
     out, seen = layer.prefill(queries, keys, values, positions)
-    if row.last and all(method.scope == "layer" for method in layer.stack.evictors):
+    if row.last:
         finish(row.sequence, number, seen)
     return out
 
 
 def finish(sequence: CachedSequence, number: int, seen: Seen) -> None:
-    """Compress one layer of a prompt that has ended, and count the peak on the way."""
+    """Compress one layer of a prompt that has ended, and count the peak on the way.
+
+    A method that chooses over the whole sequence does so when the last layer is through.
+    """
     layer = sequence.layers[number]
+    if any(method.scope == "sequence" for method in layer.stack.evictors):
+        return
     kept = layer.choose(seen)
     staged_bytes = layer.staged_bytes
     layer.finish_prefill(kept)
