@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvtune.errors import BadInput
@@ -25,6 +25,9 @@ else:
     torch = lazy_import("torch")
     topk = lazy_import("kvtune.kernels.topk")
     score_kernels = lazy_import("kvtune.kernels.scores")
+
+BLOCK_QUERIES = 256
+"""Queries whose attention weights are held at once, so that memory grows with the prompt only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +73,39 @@ class Seen:
     key_positions: Tensor
     ctx: EvictorContext
 
-    def probabilities(self) -> Tensor:
-        """Attention weights [Hk, g, m, n] in float32; 0 for keys after the query."""
+    def probabilities(self, *, within_spans: bool = False) -> Tensor:
+        """Attention weights [Hk, g, m, n] in float32; 0 for keys after the query.
+
+        `within_spans`: each span as if it stood alone, and the tokens outside of all spans too; a
+        query sees only the keys of its own.
+        """
         visible = self.key_positions[:, None, None, :] <= self.query_positions[:, None]
+        if within_spans and self.ctx.spans:
+            asking = span_owners(self.query_positions, self.ctx.spans)
+            held = span_owners(self.key_positions, self.ctx.spans)
+            visible &= held[:, None, None, :] == asking[:, None]
         return score_kernels.attention_probs(
             self.queries, self.keys, self.ctx.scale, mask=visible, softcap=self.ctx.softcap
         )
+
+    def attention_received(self, *, within_spans: bool = False) -> Tensor:
+        """Attention that each key got, summed over the queries: [Hk, g, n] in float32.
+
+        It adds up over the chunks of a prompt. `within_spans` as in `probabilities`.
+        """
+        blocks = (
+            replace(
+                self,
+                queries=self.queries[:, start : start + BLOCK_QUERIES],
+                query_positions=self.query_positions[start : start + BLOCK_QUERIES],
+            )
+            for start in range(0, self.queries.shape[1], BLOCK_QUERIES)
+        )
+        parts = (block.probabilities(within_spans=within_spans).sum(-2) for block in blocks)
+        total = next(parts)
+        for part in parts:
+            total += part
+        return total
 
     def protected(self) -> Tensor:
         """Which cached tokens lie in protected spans: bool [S, n]."""
@@ -106,7 +136,7 @@ class Evictor(ABC):
         all. One index row means the same for all heads.
         """
 
-    def survived(self, index: Tensor) -> None:
+    def survived(self, index: Tensor) -> None:  # noqa: B027 - those without scores need nothing
         """Follow an eviction in the own scores; `index` is what `select` returned."""
 
     def tensors(self) -> dict[str, Tensor]:
@@ -122,8 +152,11 @@ class Selector(ABC):
     """Chooses which cached tokens a decode step of one layer reads."""
 
     @abstractmethod
-    def append(self, keys: Tensor) -> None:
-        """Follow an append: keys [Hk, m, d] as they read back from the store."""
+    def append(self, keys: Tensor, unchanged_tokens: int) -> None:
+        """Follow an append: all keys [Hk, n, d] as they read back from the store now.
+
+        Only the first `unchanged_tokens` are sure to read as they did at the last call.
+        """
 
     @abstractmethod
     def rebuild(self, keys: Tensor) -> None:
@@ -149,20 +182,20 @@ def choose_tokens(
 ) -> Tensor:
     """Return the `budget_tokens` best tokens of each row: ascending indices [S, budget].
 
-    scores [S, n]: higher is better; ties go to the lower index. `forced` (bool [S, n]) tokens are
-    always among them. With proportional fairness the budget is split over the spans (and the rest
-    of the tokens, as one more span) in proportion to their token counts, forced ones included
-    (fair eviction of "Pitfalls of KV cache compression", arXiv 2510.00231); `positions` [S, n] are
-    needed for it. Every row must force the same number of tokens, or fewer than the budget.
+    scores [S, n]: higher is better, NaN is worst; ties go to the lower index. `forced` (bool
+    [1 or S, n]) tokens are always among them, and count. With proportional fairness the budget is
+    split over the spans, and the tokens outside of all spans as one more, in proportion to how many
+    of their tokens are there (fair eviction of "Pitfalls of KV cache compression", arXiv
+    2510.00231); `positions` [1 or S, n] say which those are.
 
     Raises:
         BadInput: more tokens are forced than the budget holds.
+        ValueError: fairness among spans without positions.
     """
-    held = scores.shape[-1]
-    budget = min(budget_tokens, held)
+    budget = min(budget_tokens, scores.shape[-1])
+    # Infinite scores become the largest finite ones: only what is forced ranks above.
     ranked = scores.float().nan_to_num(nan=float("-inf"))
     if forced is not None:
-        forced = forced.expand_as(scores)
         most = int(forced.sum(-1).max())
         if most > budget:
             raise BadInput(
@@ -170,15 +203,13 @@ def choose_tokens(
                 f"is {budget}",
                 fix="raise the budget, or protect less",
             )
-        ranked = ranked.clamp(max=torch.finfo(torch.float32).max)
         ranked = ranked.masked_fill(forced, float("inf"))
-    if fairness == "none" or positions is None or not spans:
+    if fairness == "none" or not spans:
         return topk.top_indices(ranked, budget)
-    rows = [
-        _fair_row(ranked[row], budget, positions[min(row, len(positions) - 1)], spans)
-        for row in range(len(ranked))
-    ]
-    return torch.stack(rows)
+    if positions is None:
+        raise ValueError("fairness among spans needs the positions of the tokens")
+    rows = zip(ranked, positions.expand(len(ranked), -1), strict=True)
+    return torch.stack([_fair_row(row, budget, held_at, spans) for row, held_at in rows])
 
 
 def split_budget(budget: int, counts: Sequence[int], floors: Sequence[int]) -> list[int]:
@@ -220,11 +251,20 @@ def _fair_row(ranked: Tensor, budget: int, positions: Tensor, spans: Sequence[Sp
     return torch.cat(kept).sort().values
 
 
-def span_members(positions: Tensor, spans: Sequence[Span]) -> list[Tensor]:
-    """Indices of the tokens in each span (the first one that covers them), then of all others."""
+def span_owners(positions: Tensor, spans: Sequence[Span]) -> Tensor:
+    """The number of the first span that covers each position; `len(spans)` where none does."""
     owner = torch.full_like(positions, len(spans))
     for number, span in reversed(list(enumerate(spans))):
         owner[(positions >= span.start) & (positions < span.end)] = number
+    return owner
+
+
+def span_members(positions: Tensor, spans: Sequence[Span]) -> list[Tensor]:
+    """Indices of the tokens [n] of each span (see `span_owners`), then of all others.
+
+    Spans without a token here are left out.
+    """
+    owner = span_owners(positions, spans)
     return [
         members
         for number in range(len(spans) + 1)

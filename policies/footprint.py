@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvtune.policies.method import History, LayerShape, PlaneShape, Role
+from kvtune.policies.method import History, LayerShape, Role
 from kvtune.policies.method_stack import MethodStack
 
 POSITION_BYTES = 4
@@ -55,7 +55,11 @@ def footprint(
     """
     observed = observed or Observed()
     now = History(prompt_tokens, decoded_tokens)
-    resident = [_resident(stack, layer, now, observed) for layer in layers]
+    # What waits to be compressed is freed in blocks, so that an earlier step may have held more.
+    resident = [
+        sum(_resident(stack, layer, History(prompt_tokens, step), observed) for layer in layers)
+        for step in range(decoded_tokens + 1)
+    ]
     after_prompt = History(prompt_tokens)
     compressed = peak = 0
     for layer in layers:
@@ -69,24 +73,28 @@ def footprint(
         peak = max(peak, compressed + own + staged + scratch)
         compressed += own
     return Footprint(
-        resident_bytes=sum(resident),
+        resident_bytes=resident[-1],
         read_bytes_per_step=sum(_read(stack, layer, now, observed) for layer in layers),
-        peak_bytes=max(peak, sum(resident)),
+        peak_bytes=max(peak, *resident),
         constant_bytes=_constants(stack, layers),
     )
 
 
 def _resident(stack: MethodStack, layer: LayerShape, seen: History, observed: Observed) -> int:
-    held = stack.held(seen, layer)
-    total = sum(_planes(stack, layer, held, role, observed) for role in ROLES)
+    held, own, rows = seen, 0, 1
+    for evictor in stack.evictors:
+        own += evictor.own_bytes(held, layer)
+        after = evictor.history(held, layer)
+        # All heads share one row of positions until a method drops other tokens from each.
+        if after.tokens < held.tokens and evictor.heads != "uniform":
+            rows = layer.kv_heads
+        held = after
+    total = own + sum(_planes(stack, layer, held, role, observed) for role in ROLES)
     if stack.tracks_positions:
-        rows = layer.kv_heads if stack.per_head else 1
-        appended = held.appended
         kept = observed.kept.get(layer.index)
         total += POSITION_BYTES * (
-            rows * held.tokens if kept is None else sum(kept) + rows * appended
+            rows * held.tokens if kept is None else sum(kept) + layer.kv_heads * held.appended
         )
-    total += sum(evictor.own_bytes(seen, layer) for evictor in stack.evictors)
     if stack.selection is not None:
         total += stack.selection.index_bytes(held.tokens, layer)
     return total
@@ -112,18 +120,15 @@ def _read(stack: MethodStack, layer: LayerShape, now: History, observed: Observe
     if selection is not None:
         wanted = selection.selected_tokens(held.tokens, layer)
         if wanted < held.tokens:
-            read = sum(_selected(stack, layer.plane(role), held, wanted) for role in ROLES)
+            read = sum(stack.selected_bytes(layer.plane(role), held, wanted) for role in ROLES)
             return read + selection.index_bytes(held.tokens, layer)
     return sum(_planes(stack, layer, held, role, observed) for role in ROLES)
 
 
-def _selected(stack: MethodStack, shape: PlaneShape, held: History, tokens: int) -> int:
-    if not stack.stores:
-        return shape.full_bytes(tokens)
-    some = stack.stores[0].selected_bytes(shape, held, tokens)
-    return stack.plane_bytes(shape, held) if some is None else some
-
-
 def _constants(stack: MethodStack, layers: Sequence[LayerShape]) -> int:
     planes = [layer.plane(role) for layer in layers for role in ROLES]
-    return sum(store.constants_bytes(planes) for store in stack.stores)
+    total = 0
+    for store in stack.stores:
+        total += store.constants_bytes(planes)
+        planes = [store.inner_shape(plane) for plane in planes]
+    return total

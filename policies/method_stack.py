@@ -18,6 +18,7 @@ from kvtune.policies.method import (
     PlaneBytes,
     PlaneFactory,
     PlaneShape,
+    SelectedBytes,
     SelectionMethod,
     StoreMethod,
     TokenMethod,
@@ -68,11 +69,6 @@ class MethodStack:
         """Whether the cache must hold the position of each token: after dropping some."""
         return bool(self.evictors)
 
-    @property
-    def per_head(self) -> bool:
-        """Whether KV heads may hold different tokens."""
-        return any(evictor.heads != "uniform" for evictor in self.evictors)
-
     def plane(self, ctx: PlaneContext) -> Plane:
         """Build the empty store of one sequence's keys or values in one layer."""
         factory: PlaneFactory = full_plane
@@ -88,6 +84,14 @@ class MethodStack:
         for store in reversed(self.stores):
             formula = _bytes(store, formula, observed)
         return formula(shape, held)
+
+    def selected_bytes(self, shape: PlaneShape, held: History, tokens: int) -> int:
+        """Bytes read to fetch `tokens` of the `held` tokens of each head of that store."""
+        formula: SelectedBytes = _full_selected
+        for store in reversed(self.stores):
+            formula = _selected(store, formula)
+        some = formula(shape, held, tokens)
+        return self.plane_bytes(shape, held) if some is None else some
 
     def held(self, seen: History, layer: LayerShape) -> History:
         """What a layer holds for each KV head after `seen` (prompt, decoded) tokens."""
@@ -132,6 +136,14 @@ def parse_method(text: str) -> Method:
 
 def _full_bytes(shape: PlaneShape, held: History) -> int:
     return shape.full_bytes(held.tokens)
+
+
+def _full_selected(shape: PlaneShape, held: History, tokens: int) -> int:
+    return shape.full_bytes(tokens)
+
+
+def _selected(store: StoreMethod, inner: SelectedBytes) -> SelectedBytes:
+    return lambda shape, held, tokens: store.selected_through(shape, held, tokens, inner)
 
 
 def _build(store: StoreMethod, inner: PlaneFactory) -> Callable[[PlaneContext], Plane]:
