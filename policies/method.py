@@ -156,6 +156,8 @@ class PlaneShape:
 
 PlaneBytes = Callable[[PlaneShape, History], int]
 """The formula of what lies inside a wrapping method."""
+SelectedBytes = Callable[[PlaneShape, History, int], int | None]
+"""The formula of reading some tokens of what lies inside a wrapping method; None: all of it."""
 PlaneFactory = Callable[["PlaneContext"], "Plane"]
 """Builds what lies inside a wrapping method."""
 
@@ -230,6 +232,10 @@ class StoreMethod(Method):
         without them the formula estimates.
         """
 
+    def inner_shape(self, shape: PlaneShape) -> PlaneShape:
+        """The plane that a wrapping method stores through `inner`."""
+        return shape
+
     def constant_bytes(self, shape: PlaneShape) -> int:
         """Bytes shared by all sequences: codebooks, projections, channel ranges."""
         return 0
@@ -244,6 +250,12 @@ class StoreMethod(Method):
     def selected_bytes(self, shape: PlaneShape, held: History, tokens: int) -> int | None:
         """Bytes read to fetch `tokens` of the tokens of each head; None: all of the plane."""
         return None
+
+    def selected_through(
+        self, shape: PlaneShape, held: History, tokens: int, inner: SelectedBytes
+    ) -> int | None:
+        """`selected_bytes` of a wrapping method that adds to what is read inside."""
+        return self.selected_bytes(shape, held, tokens)
 
 
 class TokenMethod(Method):

@@ -7,10 +7,11 @@ tensors in `held`, and nothing else of any size, so that bytes can be counted an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from kvtune.errors import BadInput
 from kvtune.lazy import lazy_import
 from kvtune.policies.method import PlaneShape
 
@@ -28,6 +29,8 @@ class PlaneContext:
     `calibration` maps a calibrated method's name to what it learned for this layer and role.
     `sequence` is a dictionary that all planes of one sequence share (for methods that couple
     layers), `engine` one that all sequences of an engine share (for pools and constants).
+    `first_head` is which of the layer's KV heads the plane's first one is: heads that keep
+    different numbers of tokens have a plane each.
     """
 
     shape: PlaneShape
@@ -36,10 +39,29 @@ class PlaneContext:
     calibration: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     sequence: dict[Any, Any] = field(default_factory=dict)
     engine: dict[Any, Any] = field(default_factory=dict)
+    first_head: int = 0
 
     def resized(self, heads: int, width: int) -> PlaneContext:
         """The same context for a plane of another size."""
         return replace(self, shape=self.shape.resized(heads, width))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some tokens of a plane as they are stored: named tensors [heads, n, ...].
+
+    Another plane of the same format can hold them as they are, without encoding anything again.
+    """
+
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+    def release(self) -> None:
+        """Say that nobody will adopt it any more."""
 
 
 class Plane(ABC):
@@ -57,6 +79,11 @@ class Plane(ABC):
     @abstractmethod
     def tokens(self) -> int:
         """How many tokens it holds for each head."""
+
+    @property
+    def settled_tokens(self) -> int:
+        """How many of the oldest tokens read back the same whatever is appended later."""
+        return 0
 
     @abstractmethod
     def append(self, x: Tensor) -> None:
@@ -92,10 +119,43 @@ class Plane(ABC):
         """Every tensor that this sequence owns here, by name; wrapping planes add the inner's."""
         return dict(self.held)
 
+    def share(self, start: int, end: int) -> Piece:
+        """Return the tokens [start, end) as stored, for other sequences to `adopt`.
+
+        A plane that holds nothing itself shares what lies inside.
+
+        Raises:
+            BadInput: in this format tokens are not stored one by one.
+        """
+        return self._shared_inside().share(start, end)
+
+    def adopt(self, piece: Piece) -> None:
+        """Add tokens that a plane of the same format has shared."""
+        self._shared_inside().adopt(piece)
+
+    def swap_out(self) -> dict[str, Tensor]:
+        """Give away what this plane itself holds (not an inner one), and hold nothing."""
+        held, self.held = self.held, {}
+        return held
+
+    def swap_in(self, held: Mapping[str, Tensor]) -> None:
+        """Take back what `swap_out` gave."""
+        self.held = dict(held)
+
     @property
     def nbytes(self) -> int:
         """Bytes of `tensors()`."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
+
+    def _shared_inside(self) -> Plane:
+        inside = [inner for inner in vars(self).values() if isinstance(inner, Plane)]
+        if self.held or len(inside) != 1:
+            raise BadInput(
+                f"tokens of a {type(self).__name__} cannot be shared: what is stored of one "
+                "depends on others",
+                fix="use a format that stores each token by itself, or do not reuse caches",
+            )
+        return inside[0]
 
 
 class TokenCodec(ABC):
@@ -139,6 +199,11 @@ class TokenPlane(Plane):
         """How many tokens it holds for each head."""
         return next(iter(self.held.values())).shape[1] if self.held else 0
 
+    @property
+    def settled_tokens(self) -> int:
+        """All: each token is stored by itself."""
+        return self.tokens
+
     def append(self, x: Tensor) -> None:
         """Encode and add token vectors."""
         new = self.codec.encode(x)
@@ -162,9 +227,29 @@ class TokenPlane(Plane):
         """Move the survivors' bytes; nothing is encoded again."""
         self.held = {name: gather_tokens(tensor, index) for name, tensor in self.held.items()}
 
+    def share(self, start: int, end: int) -> Piece:
+        """Copy the stored bytes of the tokens [start, end)."""
+        return Piece({name: x[:, start:end].clone() for name, x in self.held.items()})
+
+    def adopt(self, piece: Piece) -> None:
+        """Add stored tokens."""
+        if self.held:
+            new = piece.tensors
+            self.held = {name: torch.cat((self.held[name], new[name]), dim=1) for name in new}
+        else:
+            self.held = {name: tensor.clone() for name, tensor in piece.tensors.items()}
+
     def clear(self) -> None:
         """Drop every token."""
         self.held = {}
+
+
+def planes_within(plane: Plane) -> Iterator[Plane]:
+    """A plane and the planes that it stores through, from the outside in."""
+    yield plane
+    for inner in vars(plane).values():
+        if isinstance(inner, Plane):
+            yield from planes_within(inner)
 
 
 def full_plane(ctx: PlaneContext) -> TokenPlane:

@@ -7,7 +7,7 @@ every token is stored, read back and attended to as the stack of methods says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from kvtune.engines.reference.rope import Rope
 from kvtune.policies.eviction import Evictor, EvictorContext, Seen, Selector, Span
 from kvtune.policies.method import LayerShape, Role
 from kvtune.policies.method_stack import MethodStack
-from kvtune.policies.plane import PlaneContext, gather_tokens
+from kvtune.policies.plane import Plane, PlaneContext, gather_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +168,11 @@ class LayerCache:
         for evictor in self.evictors:
             evictor.observe(seen, "scoring")
         return self._attend(seen, None)
+
+    def planes(self) -> Iterator[Plane]:
+        """The planes of keys and values, by group."""
+        for group in self.groups:
+            yield from (group.keys, group.values)
 
     @property
     def staged_bytes(self) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence as Items
 
+import torch
 from torch import Tensor
 
 from kvtune.engines.reference.layer import LayerCache
@@ -32,6 +34,28 @@ class Sequence:
         self.peak_bytes = 0
         self.recording: list[tuple[Tensor, Tensor, Tensor]] | None = None
 
+    @torch.inference_mode()
+    def fork(self) -> Sequence:
+        """Return a sequence that goes on from here by itself (beams, parallel samples).
+
+        It holds copies of all tensors, except in pages: those are shared until one of the two
+        writes. What all sequences share (pools, constants, calibrations) stays shared.
+        """
+        memo: dict[int, object] = {id(self.stack): self.stack}
+        for layer in self.layers:
+            setup = layer.setup
+            for shared in (setup.engine, setup.rope, setup.calibration, setup.stack):
+                memo[id(shared)] = shared
+            for plane in layer.planes():
+                memo |= {id(tensor): tensor for tensor in plane.constants.values()}
+        return copy.deepcopy(self, memo)
+
+    def free(self) -> None:
+        """Drop every token; pages go back to their pool."""
+        for layer in self.layers:
+            for plane in layer.planes():
+                plane.clear()
+
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that the sequence owns, by name."""
         return {
@@ -54,8 +78,7 @@ class Sequence:
         constants = {
             tensor.data_ptr(): tensor.numel() * tensor.element_size()
             for layer in self.layers
-            for group in layer.groups
-            for plane in (group.keys, group.values)
+            for plane in layer.planes()
             for tensor in plane.constants.values()
         }
         return Footprint(
