@@ -44,27 +44,27 @@ class HeadGroup:
         self.keys.append(keys)
         self.values.append(values)
 
-    def read(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return keys (after RoPE), values [H, n, d] and positions [1 or H, n]."""
-        keys, positions = self.keys.read(), self.positions(self.keys)
-        if self.rope is not None:
-            keys = self.rope.rotate(keys, positions)
-        return keys, self.values.read(), positions
+    def read(self, *, compact: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Return keys (after RoPE), values [H, n, d] and positions [1 or H, n].
 
-    def read_compact(self) -> Tensor:
-        """Return keys rotated to positions 0..n-1."""
-        assert self.rope is not None
-        return self.rope.rotate(self.keys.read(), self.ranks())
+        With `compact`, keys are rotated to 0..n-1, and those are the positions.
+        """
+        return self.read_keys(compact=compact), self.values.read(), self._read_at(compact)
+
+    def read_keys(self, *, compact: bool = False) -> Tensor:
+        """The keys that `read` returns."""
+        keys = self.keys.read()
+        return keys if self.rope is None else self.rope.rotate(keys, self._read_at(compact))
 
     def ranks(self) -> Tensor:
         """0..n-1 as positions [1, n]."""
         return torch.arange(self.tokens, device=self._device()).unsqueeze(0)
 
-    def select(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    def select(self, index: Tensor, *, compact: bool = False) -> tuple[Tensor, Tensor, Tensor, int]:
         """Return keys, values, positions at `index` [H, m] and the bytes of planes touched."""
         keys, key_bytes = self.keys.select(index)
         values, value_bytes = self.values.select(index)
-        held_at = self.positions(self.keys).expand(len(index), -1).gather(1, index)
+        held_at = self._read_at(compact).expand(len(index), -1).gather(1, index)
         if self.rope is not None:
             keys = self.rope.rotate(keys, held_at)
         return keys, values, held_at, key_bytes + value_bytes
@@ -93,6 +93,9 @@ class HeadGroup:
         if self.stored is not None:
             found["positions"] = self.stored
         return found
+
+    def _read_at(self, compact: bool) -> Tensor:
+        return self.ranks() if compact else self.positions(self.keys)
 
     def _add_positions(self, positions: Tensor) -> None:
         contiguous = self.first + self.tokens

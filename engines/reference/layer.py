@@ -135,17 +135,17 @@ class LayerCache:
         else:
             self.groups[0].append(staged.keys, staged.values, staged.positions)
         if self.selector is not None:
-            self.selector.rebuild(self._stored()[0])
+            self.selector.rebuild(self._attended_keys())
 
     def decode(self, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
         """Store generated tokens and attend: [Hq, m, d] in, [Hq, m, dv] out."""
+        settled = self.groups[0].keys.settled_tokens
         heads = self.setup.shape.kv_heads // len(self.groups)
         for number, group in enumerate(self.groups):
             own = slice(number * heads, (number + 1) * heads)
             group.append(keys[own], values[own], positions[None])
         if self.selector is not None:
-            added = positions.shape[0]
-            self.selector.append(self._stored()[0][:, -added:])
+            self.selector.append(self._attended_keys(), settled)
         window = self.setup.window_tokens
         if window is not None:
             self._slide(window + positions.shape[0] - 1)
@@ -211,6 +211,7 @@ class LayerCache:
                     self.setup.calibration.get(role, {}),
                     self.setup.sequence,
                     self.setup.engine,
+                    heads.start,
                 )
             )
         rope = self.setup.rope if self.stack.pre_rope else None
@@ -227,6 +228,10 @@ class LayerCache:
     def _stored(self) -> tuple[Tensor, Tensor, Tensor]:
         """What uniform heads hold, read back: keys, values, positions."""
         return self.groups[0].read()
+
+    def _attended_keys(self) -> Tensor:
+        """The keys of uniform heads as a decode step attends to them."""
+        return self.groups[0].read_keys(compact=self.stack.compact)
 
     def _everything(self) -> tuple[Tensor, Tensor, Tensor]:
         stored = self._stored() if self.groups[0].tokens else None
@@ -261,21 +266,15 @@ class LayerCache:
     def _read_and_attend(self, queries: Tensor, positions: Tensor) -> Tensor:
         if len(self.groups) > 1:
             return self._attend_ragged(queries, positions)
-        if self.selector is not None and queries.shape[1] == 1:
-            return self._attend_selected(self.selector, queries, positions)
-        group = self.groups[0]
-        seen = self._seen(queries, positions, *group.read())
-        self.read_bytes_per_step = group.plane_bytes
+        asked, asked_at = queries, positions
         if self.stack.compact:
-            ranks = torch.arange(group.tokens - queries.shape[1], group.tokens)
-            ranks = ranks.to(positions.device)
-            moved = self.setup.rope.move(queries, positions, ranks)
-            keys = group.read_compact()
-            compact = self._seen(moved, ranks, keys, seen.values, group.ranks())
-            out = self._attend(compact, None)
-        else:
-            out = self._attend(seen, self._window_if_needed(queries))
+            asked_at = self.groups[0].ranks()[0, -queries.shape[1] :]
+            asked = self.setup.rope.move(queries, positions, asked_at)
+        seen = self._seen(asked, asked_at, *self._read_selected(asked))
+        out = self._attend(seen, self._window_if_needed(queries))
         if self.evictors:
+            if self.stack.compact or self.selector is not None:
+                seen = self._seen(queries, positions, *self._stored())
             self._evict(seen)
         return out
 
@@ -296,23 +295,20 @@ class LayerCache:
             for other in self.evictors:
                 other.survived(kept)
             if self.selector is not None:
-                self.selector.rebuild(self._stored()[0])
+                self.selector.rebuild(self._attended_keys())
 
-    def _attend_selected(self, selector: Selector, queries: Tensor, positions: Tensor) -> Tensor:
-        group = self.groups[0]
-        chosen = selector.choose(queries[:, 0], group.tokens)
-        summaries = _nbytes(selector.tensors())
-        if chosen is None:
+    def _read_selected(self, queries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and positions that a step attends to: what the selector chose, or all."""
+        group, compact = self.groups[0], self.stack.compact
+        chosen = None
+        if self.selector is not None and queries.shape[1] == 1:
+            chosen = self.selector.choose(queries[:, 0], group.tokens)
+        if self.selector is None or chosen is None:
             self.read_bytes_per_step = group.plane_bytes
-            seen = self._seen(queries, positions, *group.read())
-        else:
-            keys, values, held_at, touched = group.select(chosen)
-            self.read_bytes_per_step = summaries + touched
-            seen = self._seen(queries, positions, keys, values, held_at)
-        out = self._attend(seen, None)
-        if self.evictors:
-            self._evict(self._seen(queries, positions, *group.read()))
-        return out
+            return group.read(compact=compact)
+        keys, values, held_at, touched = group.select(chosen, compact=compact)
+        self.read_bytes_per_step = _nbytes(self.selector.tensors()) + touched
+        return keys, values, held_at
 
     def _attend_ragged(self, queries: Tensor, positions: Tensor) -> Tensor:
         per_head = queries.chunk(len(self.groups))
