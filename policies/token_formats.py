@@ -1,0 +1,97 @@
+"""The base of vLLM's formats that keep one scale for each (token, KV head)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from kvtune.errors import BadInput
+from kvtune.kernels.packing import packed_bytes
+from kvtune.lazy import lazy_import
+from kvtune.policies.method import (
+    Axis,
+    History,
+    Paper,
+    PlaneBytes,
+    PlaneFactory,
+    PlaneShape,
+    Saves,
+    StoreMethod,
+)
+from kvtune.policies.plane import Plane, PlaneContext, TokenCodec, TokenPlane
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from kvtune.kernels import token_head
+else:
+    torch = lazy_import("torch")
+    token_head = lazy_import("kvtune.kernels.token_head")
+
+SCALE_BYTES = 4
+BITS: Mapping[str, int] = {"int8": 8, "fp8": 8, "int4": 4}
+
+
+class TokenHeadCodec(TokenCodec):
+    """`data` [heads, n, width] (or two channels a byte) and a float32 `scale` [heads, n]."""
+
+    def __init__(self, fmt: token_head.TokenHeadFormat, dtype: torch.dtype) -> None:
+        self.fmt = fmt
+        self.dtype = dtype
+
+    def encode(self, x: Tensor) -> dict[str, Tensor]:
+        """Quantize each vector by itself."""
+        data, scale = token_head.quantize_token_head(x, self.fmt)
+        return {"data": data, "scale": scale}
+
+    def decode(self, held: Mapping[str, Tensor]) -> Tensor:
+        """Read vectors back as vLLM's attention does."""
+        return token_head.dequantize_token_head(held["data"], held["scale"], self.fmt, self.dtype)
+
+
+class TokenHeadMethod(StoreMethod):
+    """One float32 scale for each (token, KV head), for keys and for values.
+
+    Keys are stored after RoPE. A slot takes `width * bits / 8 + 4` bytes in each plane: at 128
+    channels 264 (8 bits) or 136 (4 bits) for key and value, scales included, nothing else. The
+    prompt attends to itself in full precision, as in vLLM. vLLM also rounds probabilities that
+    it multiplied with the values' scales to the model's dtype; that is not reproduced.
+    """
+
+    axis = Axis.BITS
+    saves = (Saves.CAPACITY, Saves.BANDWIDTH)
+    acts = "both"
+    paper = Paper("vLLM's quantized KV cache, one scale a token and head", "vLLM 0.32", 2026)
+
+    fmt: ClassVar[Literal["int8", "int4", "fp8"]]
+
+    def plane(self, ctx: PlaneContext, inner: PlaneFactory) -> Plane:
+        """Build the empty store.
+
+        Raises:
+            BadInput: two channels share a byte, and their number is odd.
+        """
+        if BITS[self.fmt] < 8 and ctx.shape.width % 2:
+            raise BadInput(
+                f"{self.name} stores two channels a byte, and there are {ctx.shape.width}",
+                fix="use a format of 8 bits",
+            )
+        return TokenPlane(TokenHeadCodec(self.fmt, ctx.dtype))
+
+    def plane_bytes(
+        self,
+        shape: PlaneShape,
+        held: History,
+        inner: PlaneBytes,
+        observed: Mapping[str, int] | None = None,
+    ) -> int:
+        """Codes and a scale for each token."""
+        return self._tokens_bytes(shape, held.tokens)
+
+    def selected_bytes(self, shape: PlaneShape, held: History, tokens: int) -> int:
+        """Tokens are read one by one."""
+        return self._tokens_bytes(shape, tokens)
+
+    def _tokens_bytes(self, shape: PlaneShape, tokens: int) -> int:
+        return shape.heads * tokens * (packed_bytes(shape.width, BITS[self.fmt]) + SCALE_BYTES)

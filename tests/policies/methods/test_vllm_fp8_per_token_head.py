@@ -1,0 +1,8 @@
+"""vLLM's fp8 cache with a scale for each token and head keeps the contract of methods."""
+
+from contracts.method import MethodContract
+
+
+class TestVllmFp8PerTokenHead(MethodContract):
+    samples = ("vllm-fp8-per-token-head",)
+    stores_each_token_alone = True
