@@ -122,6 +122,11 @@ class KeyPlane(Plane):
         return self.held["codes"].shape[1] if "codes" in self.held else 0
 
     @property
+    def settled_tokens(self) -> int:
+        """Quantized tokens; one in the tail reads back otherwise once it is quantized."""
+        return self.coded
+
+    @property
     def tokens(self) -> int:
         """How many tokens it holds for each head."""
         return self.coded + self.held["tail"].shape[1] if self.held else 0
