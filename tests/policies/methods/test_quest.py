@@ -15,7 +15,7 @@ from kvtune.engines.reference.rope import Rope  # noqa: E402
 from kvtune.policies.eviction import Evictor, EvictorContext  # noqa: E402
 from kvtune.policies.footprint import footprint  # noqa: E402
 from kvtune.policies.method import Axis, History, LayerShape, StoreMethod, TokenMethod  # noqa: E402
-from kvtune.policies.method_stack import MethodStack  # noqa: E402
+from kvtune.policies.method_stack import MethodStack, parse_stack  # noqa: E402
 from kvtune.policies.methods.quest import Quest  # noqa: E402
 from kvtune.policies.plane import Plane, TokenCodec, TokenPlane  # noqa: E402
 
@@ -28,6 +28,10 @@ class TestQuest(MethodContract):
     samples = (
         "quest:page_tokens=4,budget_tokens=12,dense_layers=0",
         "quest:page_tokens=8,budget_tokens=16,dense_layers=1,group_reduce=mean",
+        "streaming-llm:sink_tokens=6,window_tokens=14 + "
+        "quest:page_tokens=4,budget_tokens=12,dense_layers=0",
+        "chunkkv:budget_tokens=24,window_tokens=4,chunk_tokens=4 + "
+        "quest:page_tokens=4,budget_tokens=12,dense_layers=0",
     )
     exact = "quest:page_tokens=4,budget_tokens=64,dense_layers=0"
     ladder = (
@@ -209,6 +213,18 @@ def test_an_eviction_rebuilds_the_summaries_of_the_survivors():
         low, high = by_hand(keys, 4)
         assert torch.equal(cache.selector.low, low)
         assert torch.equal(cache.selector.high, high)
+
+
+@pytest.mark.parametrize("evictor", ["streaming-llm:sink_tokens=6,window_tokens=14", "full"])
+def test_all_pages_of_what_an_eviction_left_give_the_answers_of_that_eviction(evictor):
+    engine = tiny_engine()
+    prompt, more = tokens(41), tokens(6, 1)
+    alone, _ = follow(engine, parse_stack(evictor), prompt, more)
+    text = f"{evictor} + quest:page_tokens=4,dense_layers=0,budget_tokens="
+    every, _ = follow(engine, parse_stack(text + "48"), prompt, more)
+    fewer, _ = follow(engine, parse_stack(text + "16"), prompt, more)
+    assert torch.equal(every, alone)
+    assert not torch.equal(fewer, alone)
 
 
 @pytest.mark.parametrize("held", [31, 32, 33, 40, 47, 48, 49])
