@@ -9,6 +9,8 @@ torch = pytest.importorskip("torch")
 
 from kvtune.kernels.hadamard import hadamard_transform, random_signs  # noqa: E402
 
+torch.set_num_threads(1)
+
 
 @pytest.mark.parametrize("d", [1, 2, 8, 64])
 def test_equals_the_sylvester_matrix(d):

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 
 from kvtune.kernels.minmax import dequantize, quantize  # noqa: E402
 
+torch.set_num_threads(1)
+
 
 def round_trip(x, bits, dim, group, stored_dtype=torch.float16):
     codes, scale, minimum = quantize(x, bits, dim, group, stored_dtype)

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 
 from kvtune.kernels.packing import pack_bits, packed_bytes, unpack_bits  # noqa: E402
 
+torch.set_num_threads(1)
+
 
 def bit_stream(codes: list[int], bits: int) -> list[int]:
     """Return the bytes of codes through one big integer, a second way to the same layout."""

@@ -9,6 +9,8 @@ torch = pytest.importorskip("torch")
 
 from kvtune.kernels.rope import apply_rope, cos_sin, rerotate, unapply_rope  # noqa: E402
 
+torch.set_num_threads(1)
+
 D = 16
 INV_FREQ = 10_000.0 ** -(torch.arange(0, D, 2, dtype=torch.float64) / D)
 

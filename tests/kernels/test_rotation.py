@@ -8,7 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kvtune.kernels.lloyd_max import lloyd_max, nearest  # noqa: E402
 from kvtune.kernels.rotation import Rotation  # noqa: E402
+
+torch.set_num_threads(1)
 
 EVERY = [
     Rotation("haar", 64),
@@ -71,6 +74,41 @@ def test_plain_leaves_a_row_of_its_matrix_in_one_channel_and_signs_spread_it():
     row = Rotation("plain", 128).rotate(torch.eye(128)[5])
     assert Rotation("plain", 128).rotate(row).max() == pytest.approx(1.0, abs=1e-6)
     assert Rotation("hadamard", 128).rotate(row).abs().max() < 0.5
+
+
+def relative_error(x, bits, kind, rounds, draws=60):
+    """Mean squared error over signal of x's rotated rows, each coded with N(0, 1) levels."""
+    dim = x.shape[-1]
+    levels = lloyd_max(bits).tensor(scale=dim**-0.5)
+    norm = x.norm(dim=-1, keepdim=True)
+    errors = []
+    for seed in range(draws):
+        rotation = Rotation(kind, dim, rounds, seed)
+        coded = levels[nearest(rotation.rotate(x / norm), levels).long()]
+        errors.append((rotation.unrotate(coded) * norm - x).square().sum(-1))
+    return torch.stack(errors).mean(0) / x.square().sum(-1)
+
+
+def hard_vectors(dim):
+    """Return a unit vector, a Hadamard row, and a vector with two outlier channels."""
+    outliers = torch.randn(dim, generator=torch.Generator().manual_seed(4))
+    outliers[[7, 40]] *= 20
+    row = Rotation("plain", dim).rotate(torch.eye(dim)[5])
+    return torch.stack((torch.eye(dim)[9], row, outliers))
+
+
+@pytest.mark.parametrize("kind", ["hadamard", "haar"])
+def test_two_signed_rounds_and_haar_reach_the_error_of_the_codebook(kind):
+    for bits, expected in {1: 0.3586, 2: 0.1148, 3: 0.0335, 4: 0.0092}.items():
+        errors = relative_error(hard_vectors(64), bits, kind, 2).tolist()
+        assert errors == pytest.approx([expected] * 3, rel=0.1), bits
+
+
+def test_one_round_fails_on_a_unit_vector_and_no_signs_fail_on_a_row():
+    one_round = relative_error(hard_vectors(128), 2, "hadamard", 1, draws=5)
+    assert float(one_round[0]) == pytest.approx(0.2605, rel=0.01)
+    unsigned = relative_error(hard_vectors(128), 2, "plain", 1, draws=1)
+    assert float(unsigned[1]) == pytest.approx(0.95, rel=0.05)
 
 
 def test_fields_that_make_no_sense_are_refused():

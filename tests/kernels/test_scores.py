@@ -19,6 +19,8 @@ from kvtune.kernels.scores import (  # noqa: E402
     reduce_group,
 )
 
+torch.set_num_threads(1)
+
 HQ, HK, D = 6, 2, 8
 SCALE = D**-0.5
 

@@ -15,6 +15,8 @@ from kvtune.kernels.token_head import (  # noqa: E402
     slot_bytes,
 )
 
+torch.set_num_threads(1)
+
 
 def heads(shape=(5, 2, 64), seed=0, scale=1.0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale

@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch")
 
 from kvtune.kernels.topk import top_indices  # noqa: E402
 
+torch.set_num_threads(1)
+
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(-3, 3), min_size=0, max_size=40), st.integers(0, 45))
