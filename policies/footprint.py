@@ -35,10 +35,14 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What only a run can tell: tokens kept by each head of ragged layers, and planes' facts."""
+    """What only a run can tell: tokens kept by each head of ragged layers, and planes' facts.
+
+    `reused_tokens` of the prompt were not computed but taken over, by all layers, before the rest.
+    """
 
     kept: Mapping[int, Sequence[int]] = field(default_factory=dict)
     facts: Mapping[tuple[int, Role], Mapping[str, int]] = field(default_factory=dict)
+    reused_tokens: int = 0
 
 
 def footprint(
@@ -61,15 +65,18 @@ def footprint(
         for step in range(decoded_tokens + 1)
     ]
     after_prompt = History(prompt_tokens)
-    compressed = peak = 0
+    reused = observed.reused_tokens
+    compressed = sum(_taken_over(stack, layer, reused, observed) for layer in layers)
+    peak = 0
     for layer in layers:
+        compressed -= _taken_over(stack, layer, reused, observed)
         own = _resident(stack, layer, after_prompt, observed)
         scratch = sum(
             evictor.scratch_bytes(prompt_tokens, layer)
             for evictor in stack.evictors
             if evictor.acts != "decode"
         )
-        staged = layer.kv_heads * layer.slot_bytes * prompt_tokens
+        staged = layer.kv_heads * layer.slot_bytes * (prompt_tokens - reused)
         peak = max(peak, compressed + own + staged + scratch)
         compressed += own
     return Footprint(
@@ -98,6 +105,14 @@ def _resident(stack: MethodStack, layer: LayerShape, seen: History, observed: Ob
     if stack.selection is not None:
         total += stack.selection.index_bytes(held.tokens, layer)
     return total
+
+
+def _taken_over(stack: MethodStack, layer: LayerShape, tokens: int, observed: Observed) -> int:
+    """Bytes of a layer that holds only what it took over."""
+    if not tokens:
+        return 0
+    total = sum(_planes(stack, layer, History(tokens), role, observed) for role in ROLES)
+    return total + (POSITION_BYTES * tokens if stack.tracks_positions else 0)
 
 
 def _planes(

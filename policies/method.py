@@ -165,9 +165,10 @@ PlaneFactory = Callable[["PlaneContext"], "Plane"]
 class Method(BaseModel, ABC):
     """A KV-cache method and its parameters.
 
-    `acts` is the phase in which it does its work. `publish` says under which key a prefix cache may
-    share what it stores: `plain`, with the method's `fingerprint` as an extra key, or `never`,
-    because the content depends on later tokens.
+    `acts` is the phase in which it does its work. `leaves_gaps` says that positions of a sequence
+    need not follow each other even if nothing is dropped. `publish` says under which key a prefix
+    cache may share what it stores: `plain`, with the method's `fingerprint` as an extra key, or
+    `never`, because the content depends on later tokens.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -179,6 +180,7 @@ class Method(BaseModel, ABC):
     saves: ClassVar[tuple[Saves, ...]]
     acts: ClassVar[Literal["prefill", "decode", "both", "training"]]
     needs: ClassVar[tuple[Need, ...]] = ()
+    leaves_gaps: ClassVar[bool] = False
     serving: ClassVar[tuple[Serving, ...]] = (REFERENCE,)
     paper: ClassVar[Paper]
     summary: ClassVar[str]

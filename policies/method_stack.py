@@ -66,8 +66,13 @@ class MethodStack:
 
     @property
     def tracks_positions(self) -> bool:
-        """Whether the cache must hold the position of each token: after dropping some."""
-        return bool(self.evictors)
+        """Whether the cache must hold the position of each token: where some may be missing."""
+        return bool(self.evictors) or self.leaves_gaps
+
+    @property
+    def leaves_gaps(self) -> bool:
+        """Whether positions may be missing even if nothing is dropped."""
+        return any(method.leaves_gaps for method in self.methods)
 
     def plane(self, ctx: PlaneContext) -> Plane:
         """Build the empty store of one sequence's keys or values in one layer."""

@@ -56,6 +56,16 @@ class Piece:
     tensors: Mapping[str, Tensor]
 
     @property
+    def tokens(self) -> int:
+        """How many tokens."""
+        return next(iter(self.tensors.values())).shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return next(iter(self.tensors.values())).device
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the tensors."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
@@ -119,6 +129,12 @@ class Plane(ABC):
         """Every tensor that this sequence owns here, by name; wrapping planes add the inner's."""
         return dict(self.held)
 
+    @property
+    def shares_tokens(self) -> bool:
+        """Whether each token is stored by itself, so that `share` and `adopt` work."""
+        inside = self._inside()
+        return inside is not None and inside.shares_tokens
+
     def share(self, start: int, end: int) -> Piece:
         """Return the tokens [start, end) as stored, for other sequences to `adopt`.
 
@@ -147,15 +163,20 @@ class Plane(ABC):
         """Bytes of `tensors()`."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
 
-    def _shared_inside(self) -> Plane:
+    def _inside(self) -> Plane | None:
+        """The plane that this one only passes vectors on to."""
         inside = [inner for inner in vars(self).values() if isinstance(inner, Plane)]
-        if self.held or len(inside) != 1:
+        return inside[0] if len(inside) == 1 and not self.held else None
+
+    def _shared_inside(self) -> Plane:
+        inside = self._inside()
+        if inside is None:
             raise BadInput(
                 f"tokens of a {type(self).__name__} cannot be shared: what is stored of one "
                 "depends on others",
                 fix="use a format that stores each token by itself, or do not reuse caches",
             )
-        return inside[0]
+        return inside
 
 
 class TokenCodec(ABC):
@@ -226,6 +247,11 @@ class TokenPlane(Plane):
     def keep(self, index: Tensor) -> None:
         """Move the survivors' bytes; nothing is encoded again."""
         self.held = {name: gather_tokens(tensor, index) for name, tensor in self.held.items()}
+
+    @property
+    def shares_tokens(self) -> bool:
+        """Yes."""
+        return True
 
     def share(self, start: int, end: int) -> Piece:
         """Copy the stored bytes of the tokens [start, end)."""

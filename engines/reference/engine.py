@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvtune.engines.reference import reuse
 from kvtune.engines.reference.families import LayerFacts, layer_facts
 from kvtune.engines.reference.layer import LayerCache, LayerSetup
 from kvtune.engines.reference.sequence import Sequence as CachedSequence
@@ -139,13 +140,20 @@ class ReferenceEngine:
         """Process prompts (after what the sequences already hold); return logits.
 
         One tensor [V] a row: the logits after its last token; with `every`, [n, V] after each of
-        its tokens. `chunk_tokens` processes prompts in pieces of at most that many.
+        its tokens. `chunk_tokens` processes prompts in pieces of at most that many. Under prefix
+        caching an empty sequence starts from what earlier prompts left (not with `every`: logits
+        are not kept).
 
         Raises:
             BadInput: an empty prompt.
         """
         if any(not len(prompt) for prompt in prompts):
             raise BadInput("a prompt is empty", fix="give at least one token")
+        if not every:
+            prompts = [
+                prompt[reuse.begin(self, sequence, prompt) :]
+                for sequence, prompt in zip(sequences, prompts, strict=True)
+            ]
         longest = max(len(prompt) for prompt in prompts)
         size = chunk_tokens or longest
         found: list[list[Tensor]] = [[] for _ in prompts]
@@ -164,6 +172,7 @@ class ReferenceEngine:
                 found[n].append(logits)
         for sequence, prompt in zip(sequences, prompts, strict=True):
             self.finish_prompt(sequence, prompt)
+            reuse.publish(self, sequence)
         return [torch.cat(parts) if every else parts[-1][-1] for parts in found]
 
     @torch.inference_mode()
@@ -209,6 +218,8 @@ class ReferenceEngine:
             ):
                 made[n].append(int(row[-1].argmax()))
             running = [n for n in running if made[n][-1] not in stop_ids]
+        for sequence in sequences:
+            reuse.publish(self, sequence)
         return [Generated(tuple(ids), seq) for ids, seq in zip(made, sequences, strict=True)]
 
     @contextmanager
@@ -280,6 +291,8 @@ class ReferenceEngine:
         ]
         for row in rows:
             row.sequence.seen_tokens += len(row.token_ids)
+            if row.phase != "scoring":
+                row.sequence.token_ids.extend(row.token_ids)
         logits = self._head(torch.cat(parts))
         return list(logits.split([len(part) for part in parts]))
 

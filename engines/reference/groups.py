@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvtune.engines.reference.rope import Rope
-from kvtune.policies.plane import Plane
+from kvtune.policies.plane import Piece, Plane
 
 
 class HeadGroup:
@@ -43,6 +43,15 @@ class HeadGroup:
             keys = self.rope.unrotate(keys, positions)
         self.keys.append(keys)
         self.values.append(values)
+
+    def adopt(self, keys: Piece, values: Piece, first: int) -> None:
+        """Add tokens that another group of this kind shared, at positions from `first` on."""
+        at = torch.arange(first, first + keys.tokens, device=keys.device)[None]
+        if not self.tokens:
+            self.first = first
+        self._add_positions(at)
+        self.keys.adopt(keys)
+        self.values.adopt(values)
 
     def read(self, *, compact: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Return keys (after RoPE), values [H, n, d] and positions [1 or H, n].

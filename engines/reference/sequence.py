@@ -13,6 +13,7 @@ from kvtune.policies.eviction import Span
 from kvtune.policies.footprint import Footprint, Observed
 from kvtune.policies.method import Role
 from kvtune.policies.method_stack import MethodStack
+from kvtune.policies.plane import Piece
 
 
 class Sequence:
@@ -30,9 +31,48 @@ class Sequence:
         self.layers = tuple(layers)
         self.spans = spans
         self.seen_tokens = 0
+        self.reused_tokens = 0
+        self.skipped_positions = 0
+        self.token_ids: list[int] = []
         self.prompt_tokens = 0
         self.peak_bytes = 0
         self.recording: list[tuple[Tensor, Tensor, Tensor]] | None = None
+
+    @property
+    def next_position(self) -> int:
+        """Where the next token goes."""
+        return self.seen_tokens + self.skipped_positions
+
+    @property
+    def holds_everything(self) -> bool:
+        """Whether each layer holds every token that was read, at positions from 0."""
+        seen = len(self.token_ids)
+        return self.seen_tokens == seen and all(
+            group.tokens == seen and group.stored is None
+            for layer in self.layers
+            for group in layer.groups
+        )
+
+    @property
+    def shares_tokens(self) -> bool:
+        """Whether all layers store tokens one by one, so that `share` and `adopt` work."""
+        return all(plane.shares_tokens for layer in self.layers for plane in layer.planes())
+
+    def share(self, start: int, end: int) -> tuple[tuple[Piece, Piece], ...]:
+        """Return the tokens [start, end) as each layer stores them: keys and values.
+
+        Raises:
+            BadInput: a layer does not store tokens one by one.
+        """
+        groups = (layer.groups[0] for layer in self.layers)
+        return tuple(
+            (group.keys.share(start, end), group.values.share(start, end)) for group in groups
+        )
+
+    def adopt(self, layers: Items[tuple[Piece, Piece]], first: int) -> None:
+        """Hold tokens that another sequence shared, at positions from `first` on."""
+        for layer, (keys, values) in zip(self.layers, layers, strict=True):
+            layer.groups[0].adopt(keys, values, first)
 
     @torch.inference_mode()
     def fork(self) -> Sequence:
@@ -101,4 +141,4 @@ class Sequence:
             index = layer.setup.shape.index
             facts[index, "key"] = layer.groups[0].keys.facts()
             facts[index, "value"] = layer.groups[0].values.facts()
-        return Observed(kept, facts)
+        return Observed(kept, facts, self.reused_tokens)

@@ -18,12 +18,16 @@ ATTENTION = "kvtune_reference"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """New tokens of one sequence. `last` ends a prompt; `scoring` passes are shown, not stored."""
+    """New tokens of one sequence. `last` ends a prompt; `scoring` passes are shown, not stored.
+
+    `positions` are those of the tokens, ascending; without them they follow what was read.
+    """
 
     sequence: CachedSequence
     token_ids: tuple[int, ...]
     phase: Literal["prefill", "decode", "scoring"]
     last: bool
+    positions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,9 @@ class Step:
             start = width - count if padding == "left" else 0
             own = slice(start, start + count)
             token_ids[n, own] = torch.tensor(row.token_ids)
-            first = row.sequence.seen_tokens
-            positions[n, own] = torch.arange(first, first + count)
+            first = row.sequence.next_position
+            at = row.positions or range(first, first + count)
+            positions[n, own] = torch.tensor(at)
             slices.append(own)
         return cls(tuple(rows), token_ids.to(device), positions.to(device), tuple(slices))
 

@@ -233,6 +233,11 @@ class PagedPlane(Plane):
         """All: each token is stored by itself."""
         return self._tokens
 
+    @property
+    def shares_tokens(self) -> bool:
+        """Yes, full blocks without copying them."""
+        return True
+
     def append(self, x: Tensor) -> None:
         """Encode and add token vectors; a shared last block is copied first."""
         self._write(self.codec.encode(x))
