@@ -1,0 +1,130 @@
+"""Factors are nearly as good as the SVD, and exactly as good where that is promised."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvtune.kernels.lowrank import power_iteration, whitened_low_rank  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def matrix(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def svd_error(x, rank):
+    return float(torch.linalg.svdvals(x.double())[rank:].square().sum().sqrt())
+
+
+def test_three_loops_come_within_five_per_cent_of_the_svd():
+    x = matrix(256, 128) + 2 * torch.outer(matrix(256, seed=1), matrix(128, seed=2))
+    for rank in (1, 2, 4, 16):
+        a, b = power_iteration(x, rank)
+        assert a.shape == (256, rank)
+        assert b.shape == (128, rank)
+        error = float((x - a @ b.T).norm())
+        assert svd_error(x, rank) * (1 - 1e-9) <= error <= svd_error(x, rank) * 1.05
+
+
+def test_more_rank_never_costs_error():
+    x = matrix(40, 24)
+    errors = [float((x - a @ b.T).norm()) for a, b in (power_iteration(x, r) for r in range(25))]
+    assert errors[0] == pytest.approx(float(x.norm()))
+    assert all(late <= early * 1.0001 for early, late in pairwise(errors))
+    assert errors[24] < 1e-12
+
+
+def test_rank_beyond_the_matrix_is_cut_and_exact():
+    x = matrix(3, 8)
+    a, b = power_iteration(x, 20)
+    assert a.shape == (3, 3)
+    torch.testing.assert_close(a @ b.T, x)
+
+
+def test_weak_directions_survive_a_dominant_one_in_float32():
+    left, _ = torch.linalg.qr(matrix(64, 4))
+    right, _ = torch.linalg.qr(matrix(32, 4, seed=1))
+    x = (left * torch.tensor([1e4, 1.0, 0.9, 0.8])) @ right.T
+    a, b = power_iteration(x.float(), 4)
+    assert (x - a.double() @ b.double().T).norm() < 0.01
+
+
+def test_a_matrix_of_a_batch_gets_the_factors_it_gets_alone():
+    x = matrix(2, 3, 16, 8, dtype=torch.float32).bfloat16()
+    a, b = power_iteration(x, 2)
+    assert a.dtype == torch.float32
+    alone = power_iteration(x[1, 2], 2)
+    torch.testing.assert_close((a[1, 2], b[1, 2]), alone)
+    torch.testing.assert_close(a.transpose(-1, -2) @ a, torch.eye(2).expand(2, 3, 2, 2))
+
+
+def test_zeros_and_single_rows_are_finite_and_seeds_repeat():
+    a, b = power_iteration(torch.zeros(5, 4), 2)
+    assert (a @ b.T).abs().max() == 0
+    row = matrix(1, 4)
+    a, b = power_iteration(row, 1)
+    torch.testing.assert_close(a @ b.T, row)
+    x = matrix(9, 7)
+    assert torch.equal(power_iteration(x, 2, seed=3)[1], power_iteration(x, 2, seed=3)[1])
+
+
+def inputs_and_weight(rows=400, channels=48, out=32):
+    """Inputs whose channels differ in size and are mixed, as activations are."""
+    spread = torch.logspace(1, -1, channels, dtype=torch.float64)
+    x = (matrix(rows, channels) * spread) @ torch.linalg.qr(matrix(channels, channels, seed=1)).Q
+    return x, matrix(out, channels, seed=2)
+
+
+@pytest.mark.parametrize("rank", [1, 8, 31])
+def test_whitening_reaches_the_least_output_error(rank):
+    x, weight = inputs_and_weight()
+    left, right = whitened_low_rank(weight, x.T @ x, rank)
+    assert left.shape == (32, rank)
+    assert right.shape == (rank, 48)
+    error = float((x @ weight.T - x @ (left @ right).T).norm())
+    # Outputs are a plain matrix; no factors of that rank can beat its truncated SVD.
+    assert error == pytest.approx(svd_error(x @ weight.T, rank), rel=1e-6)
+    u, sigma, vh = torch.linalg.svd(weight, full_matrices=False)
+    plain = (u[:, :rank] * sigma[:rank]) @ vh[:rank]
+    assert error < float((x @ weight.T - x @ plain.T).norm())
+
+
+def test_full_rank_is_exact():
+    x, weight = inputs_and_weight()
+    left, right = whitened_low_rank(weight, x.T @ x, 99)
+    torch.testing.assert_close(left @ right, weight, atol=1e-8, rtol=0)
+
+
+def test_too_few_inputs_get_jitter_and_stay_exact_on_those_inputs():
+    x, weight = inputs_and_weight(rows=6)
+    left, right = whitened_low_rank(weight.float(), (x.T @ x).float(), 12)
+    assert left.dtype == torch.float32
+    outputs = x @ weight.T
+    assert (outputs - x @ (left @ right).double().T).norm() / outputs.norm() < 1e-3
+    left, right = whitened_low_rank(weight, torch.zeros(48, 48), 32)
+    torch.testing.assert_close(left @ right, weight, atol=1e-8, rtol=0)
+
+
+def test_weights_of_a_batch_are_factored_apart():
+    x, weight = inputs_and_weight()
+    weights = torch.stack((weight, matrix(32, 48, seed=9)))
+    moments = torch.stack((x.T @ x, torch.eye(48).double()))
+    left, right = whitened_low_rank(weights, moments, 5)
+    alone_left, alone_right = whitened_low_rank(weights[1], moments[1], 5)
+    torch.testing.assert_close((left @ right)[1], alone_left @ alone_right)
+
+
+def test_arguments_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="rank must be at least 0 but got -1"):
+        power_iteration(matrix(3, 3), -1)
+    with pytest.raises(ValueError, match="loops must be at least 1"):
+        power_iteration(matrix(3, 3), 1, loops=0)
+    with pytest.raises(ValueError, match="rank must be at least 1 but got 0"):
+        whitened_low_rank(matrix(3, 3), torch.eye(3), 0)
+    with pytest.raises(ValueError, match="no second moment"):
+        whitened_low_rank(matrix(3, 3), torch.diag(torch.tensor([1.0, 1.0, -50.0])), 1)
