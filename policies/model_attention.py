@@ -235,6 +235,8 @@ def indexed_layers(config: ModelConfig) -> list[bool]:
     if modes is None and pattern is None:
         every = config.count_or("index_topk_freq", 1)
         offset = config.get("index_skip_topk_offset", 2)
+        if not isinstance(offset, int):
+            raise config.refusal(f"its index_skip_topk_offset is {offset!r}")
         return [max(index - offset + 1, 0) % every == 0 for index in range(config.layers)]
     if modes is None or len(modes) < config.layers or not set(modes) <= {"full", "shared"}:
         raise config.refusal("it does not say for every layer whether it has an index")

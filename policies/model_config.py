@@ -14,6 +14,8 @@ SERVED_DTYPE_BYTES = 2
 """`--dtype auto` serves float32 checkpoints in 16 bits too, and those without a dtype."""
 KNOWN_DTYPES = ("bfloat16", "float16", "float32", None)
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+MOST_LAYERS = 4096
+"""A damaged config must not make a list of a billion layers."""
 
 TRAPS: Mapping[str, str] = {
     "attention_chunk_size": "chunked attention",
@@ -114,7 +116,10 @@ class ModelConfig:
     @property
     def layers(self) -> int:
         """How many layers the decoder has."""
-        return self.count(self.spelling.layers)
+        layers = self.count(self.spelling.layers)
+        if layers > MOST_LAYERS:
+            raise self.refusal(f"its {self.spelling.layers} is {layers}, more than any model has")
+        return layers
 
     @property
     def query_heads(self) -> int:
@@ -152,7 +157,8 @@ class ModelConfig:
         for key, what in TRAPS.items():
             if key not in understood and self.entries.get(key):
                 raise self.refusal(f"its {key} means {what}")
-        if (self.entries.get("quantization_config") or {}).get("kv_cache_scheme"):
+        quantized = self.entries.get("quantization_config") or {}
+        if not isinstance(quantized, dict) or quantized.get("kv_cache_scheme"):
             raise self.refusal("its checkpoint sets its own KV cache format")
         dtype = self.entries.get("dtype", self.entries.get("torch_dtype"))
         if dtype not in KNOWN_DTYPES:

@@ -161,6 +161,8 @@ def _qwen_moe(config: ModelConfig, layer: int) -> int:
     hidden = config.count("hidden_size")
     dense_layers = config.get("mlp_only_layers", [])
     experts = config.count("num_experts")
+    if not isinstance(dense_layers, list):
+        raise config.refusal("its mlp_only_layers is not a list")
     if layer in dense_layers or (layer + 1) % config.count_or("decoder_sparse_step", 1):
         return 3 * hidden * config.count("intermediate_size")
     return experts * (hidden + 3 * hidden * config.count("moe_intermediate_size"))

@@ -181,6 +181,6 @@ def _dtype_bytes(config: ModelConfig, key: str, default: int) -> int:
     name = config.get(key)
     if name is None:
         return default
-    if name not in DTYPE_BYTES:
+    if not isinstance(name, str) or name not in DTYPE_BYTES:
         raise config.refusal(f"its {key} is {name}")
     return DTYPE_BYTES[name]

@@ -1,6 +1,7 @@
 """Golden bytes are worked out by hand from the facts of public configs."""
 
 import pytest
+from contracts.model_samples import DEEPSEEK_V4, FALCON_7B, GEMMA_3N, GLM_5, LLAMA_4
 
 from kvtune.errors import BadInput
 from kvtune.policies.model_cache import read_model_cache
@@ -24,30 +25,6 @@ GEMMA_3_1B = {
     "sliding_window": 512,
     "sliding_window_pattern": 6,
 }
-GEMMA_3N = {
-    "architectures": ["Gemma3nForCausalLM"],
-    "head_dim": 256,
-    "hidden_size": 2048,
-    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
-    "max_position_embeddings": 32768,
-    "num_attention_heads": 8,
-    "num_hidden_layers": 35,
-    "num_key_value_heads": 2,
-    "num_kv_shared_layers": 15,
-    "sliding_window": 512,
-}
-LLAMA_4 = {
-    "architectures": ["Llama4ForConditionalGeneration"],
-    "text_config": {
-        "attention_chunk_size": 8192,
-        "head_dim": 128,
-        "hidden_size": 5120,
-        "max_position_embeddings": 10485760,
-        "num_attention_heads": 40,
-        "num_hidden_layers": 48,
-        "num_key_value_heads": 8,
-    },
-}
 GPT_OSS = {
     "architectures": ["GptOssForCausalLM"],
     "head_dim": 64,
@@ -70,16 +47,6 @@ STEP = {
     "num_key_value_heads": 8,
     "sliding_window": 512,
 }
-FALCON_7B = {
-    "architectures": ["FalconForCausalLM"],
-    "hidden_size": 4544,
-    "max_position_embeddings": 2048,
-    "multi_query": True,
-    "new_decoder_architecture": False,
-    "num_attention_heads": 71,
-    "num_hidden_layers": 32,
-    "num_kv_heads": 71,
-}
 STARCODER = {
     "architectures": ["GPTBigCodeForCausalLM"],
     "multi_query": True,
@@ -87,33 +54,6 @@ STARCODER = {
     "n_head": 48,
     "n_layer": 40,
     "n_positions": 8192,
-}
-GLM_5 = {
-    "architectures": ["GlmMoeDsaForCausalLM"],
-    "head_dim": 64,
-    "hidden_size": 6144,
-    "index_head_dim": 128,
-    "index_topk": 2048,
-    "kv_lora_rank": 512,
-    "max_position_embeddings": 202752,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 78,
-    "num_key_value_heads": 64,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 256,
-}
-DEEPSEEK_V4 = {
-    "architectures": ["DeepseekV4ForCausalLM"],
-    "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
-    "head_dim": 512,
-    "hidden_size": 4096,
-    "index_head_dim": 128,
-    "index_topk": 512,
-    "max_position_embeddings": 1048576,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 43,
-    "num_key_value_heads": 1,
-    "sliding_window": 128,
 }
 QWEN3_VL = {
     "architectures": ["Qwen3VLForConditionalGeneration"],

@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+from contracts.model_samples import LLAMA_8B, QWEN3_NEXT
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,15 +11,6 @@ from kvtune.errors import BadInput
 from kvtune.policies.model_cache import ModelCache, read_model_cache
 from kvtune.policies.model_layers import Kind, Rows, State
 
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-}
 LLAMA_70B = {**LLAMA_8B, "hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 80}
 LLAMA_2_7B = {**LLAMA_8B, "num_key_value_heads": 32}
 DEEPSEEK_V2 = {
@@ -53,21 +45,6 @@ YOCO = {
     "num_kv_cache_layers": 1,
     "num_self_decoder_layers": 16,
     "sliding_window": 1024,
-}
-QWEN3_NEXT = {
-    "architectures": ["Qwen3NextForCausalLM"],
-    "full_attention_interval": 4,
-    "head_dim": 256,
-    "hidden_size": 2048,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-    "max_position_embeddings": 262144,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 2,
 }
 ALL = (LLAMA_8B, DEEPSEEK_V2, GEMMA_2_2B, YOCO, QWEN3_NEXT)
 

@@ -1,91 +1,18 @@
 """Golden bytes are worked out by hand from the facts of public configs."""
 
 import pytest
+from contracts.model_samples import NEMOTRON, QWEN3_5_27B, QWEN3_NEXT, YOCO_3B, ZAMBA2
 
 from kvtune.errors import BadInput
 from kvtune.policies.model_cache import read_model_cache
 from kvtune.policies.model_layers import Kind
 
-QWEN3_NEXT = {
-    "architectures": ["Qwen3NextForCausalLM"],
-    "full_attention_interval": 4,
-    "head_dim": 256,
-    "hidden_size": 2048,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-    "max_position_embeddings": 262144,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 2,
-}
-QWEN3_5_27B = {
-    "architectures": ["Qwen3_5ForConditionalGeneration"],
-    "text_config": {
-        **{key: value for key, value in QWEN3_NEXT.items() if key != "architectures"},
-        "hidden_size": 5120,
-        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16,
-        "linear_num_value_heads": 48,
-        "mamba_ssm_dtype": "float32",
-        "num_attention_heads": 24,
-        "num_hidden_layers": 64,
-        "num_key_value_heads": 4,
-    },
-}
-ZAMBA2 = {
-    "architectures": ["Zamba2ForCausalLM"],
-    "hidden_size": 2560,
-    "kv_channels": 80,
-    "layers_block_type": [
-        "hybrid" if index in (6, 12, 18, 24, 30, 36, 42, 47, 51) else "linear_attention"
-        for index in range(54)
-    ],
-    "mamba_d_conv": 4,
-    "mamba_d_state": 64,
-    "mamba_expand": 2,
-    "mamba_ngroups": 1,
-    "max_position_embeddings": 4096,
-    "n_mamba_heads": 8,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 54,
-    "num_key_value_heads": 32,
-}
-NEMOTRON = {
-    "architectures": ["NemotronHForCausalLM"],
-    "conv_kernel": 4,
-    "head_dim": 128,
-    "hidden_size": 2688,
-    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
-    "mamba_head_dim": 64,
-    "mamba_num_heads": 64,
-    "mamba_ssm_cache_dtype": "float32",
-    "max_position_embeddings": 262144,
-    "n_groups": 8,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 52,
-    "num_key_value_heads": 2,
-    "ssm_state_size": 128,
-}
 MAMBA = {
     "architectures": ["MambaForCausalLM"],
     "conv_kernel": 4,
     "intermediate_size": 5120,
     "num_hidden_layers": 64,
     "state_size": 16,
-}
-YOCO_3B = {
-    "architectures": ["YOCOForCausalLM"],
-    "head_dim": 128,
-    "hidden_size": 3072,
-    "n_self_heads": 24,
-    "num_attention_heads": 24,
-    "num_cross_decoder_layers": 13,
-    "num_hidden_layers": 26,
-    "num_key_value_heads": 8,
-    "num_kv_cache_layers": 1,
-    "num_self_decoder_layers": 13,
 }
 # The state in the first term, the convolution's last three columns in the second.
 DELTA_BYTES = 32 * 128 * 128 * 2 + (2 * 16 * 128 + 32 * 128) * 3 * 2

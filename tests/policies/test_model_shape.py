@@ -1,21 +1,12 @@
 import json
 
 import pytest
+from contracts.model_samples import GPT2, LLAMA_8B
 
 from kvtune.errors import BadInput
 from kvtune.policies.model_config import TRAPS
 from kvtune.policies.model_shape import read_model_shape, shape_of
 
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 128256,
-}
 LLAMA_70B = {**LLAMA_8B, "hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 80}
 SMOLLM2 = {
     **LLAMA_8B,
@@ -55,14 +46,6 @@ GEMMA_2B = {
     "num_attention_heads": 8,
     "num_hidden_layers": 18,
     "num_key_value_heads": 1,
-}
-GPT2 = {
-    "architectures": ["GPT2LMHeadModel"],
-    "n_embd": 768,
-    "n_head": 12,
-    "n_layer": 12,
-    "n_positions": 1024,
-    "vocab_size": 50257,
 }
 
 
