@@ -61,8 +61,7 @@ def _distinct(values: Tensor, weights: Tensor) -> tuple[Array, Array]:
     if not weighing.any():
         raise ValueError("at least one weight must be above 0")
     points, index = np.unique(raw[weighing], return_inverse=True)
-    mass: Array = np.bincount(index, raw_mass[weighing])
-    return points, mass
+    return points, np.bincount(index, raw_mass[weighing]).astype(np.float64)
 
 
 def _start(points: Array, mass: Array, k: int) -> Array:

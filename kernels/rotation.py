@@ -95,6 +95,16 @@ class Rotation:
             x = self._normalised_hadamard(x) * signs
         return x
 
+    def table(self, device: torch.device) -> Tensor:
+        """Return the float32 tensor that it is carried out with, one for all equal rotations.
+
+        Signs (rounds, dim) of a `hadamard`, a matrix (dim, dim) of a `haar`, (0,) for `plain`.
+        """
+        like = torch.empty(0, device=device)
+        if self.carried_out_as == "haar":
+            return self._haar(like)
+        return like if self.kind == "plain" else self._signs(like)
+
     @property
     def _is_power_of_two(self) -> bool:
         return self.dim & (self.dim - 1) == 0

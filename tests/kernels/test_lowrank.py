@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from kvtune.kernels.lowrank import power_iteration, whitened_low_rank  # noqa: E402
+from kvtune.kernels.minmax import dequantize, quantize  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -29,6 +31,19 @@ def test_three_loops_come_within_five_per_cent_of_the_svd():
         assert b.shape == (128, rank)
         error = float((x - a @ b.T).norm())
         assert svd_error(x, rank) * (1 - 1e-9) <= error <= svd_error(x, rank) * 1.05
+
+
+def test_a_quantized_keys_residual_loses_a_third_of_its_error_to_rank_four():
+    rng = np.random.default_rng(0)
+    keys = rng.standard_normal((256, 128))
+    keys += 2 * np.outer(rng.standard_normal(256), rng.standard_normal(128))
+    keys = torch.from_numpy(np.where(rng.random(keys.shape) < 0.01, keys * 10, keys)).float()
+    residual = keys - dequantize(*quantize(keys, 2, 0, 64), 0, 64)
+    signal = float(keys.square().sum())
+    assert float(residual.square().sum()) / signal == pytest.approx(0.433, abs=0.001)
+    assert svd_error(residual, 4) ** 2 / signal == pytest.approx(0.287, abs=0.001)
+    a, b = power_iteration(residual, 4)
+    assert float((residual - a @ b.T).square().sum()) / signal <= 0.287 * 1.05
 
 
 def test_more_rank_never_costs_error():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -64,3 +67,14 @@ def test_wrong_dtype_and_wrong_size_are_refused():
         unpack_bits(torch.zeros(3, dtype=torch.uint8), 4, 4)
     with pytest.raises(ValueError, match="at least 0"):
         packed_bytes(-1, 4)
+
+
+def test_bytes_can_be_counted_where_torch_is_absent():
+    code = (
+        "import sys; sys.modules['torch'] = None; from kvtune.kernels.packing import packed_bytes; "
+        "print(packed_bytes(3, 3))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout == "2\n"
