@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -47,25 +47,25 @@ class Kivi(StoreMethod):
     multiple of the group have a shorter last group.
     """
 
-    name = "kivi"
-    title = "KIVI"
-    axis = Axis.BITS
-    harm = Harm.LOSSY
-    saves = (Saves.CAPACITY, Saves.BANDWIDTH)
-    acts = "both"
-    needs = (Need.KERNEL,)
-    paper = Paper(
+    name: ClassVar[str] = "kivi"
+    title: ClassVar[str] = "KIVI"
+    axis: ClassVar[Axis] = Axis.BITS
+    harm: ClassVar[Harm] = Harm.LOSSY
+    saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.BANDWIDTH)
+    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
+    needs: ClassVar[tuple[Need, ...]] = (Need.KERNEL,)
+    paper: ClassVar[Paper] = Paper(
         "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", "2402.02750", 2024
     )
-    summary = (
+    summary: ClassVar[str] = (
         "Stores old keys per channel and old values per token in a few bits; "
         "2 bits can hurt models with few KV heads and long retrieval."
     )
 
-    bits: int = Field(2, ge=1, le=8)
-    key_group_tokens: int = Field(32, ge=1)
-    value_group_channels: int = Field(32, ge=1)
-    residual_tokens: int = Field(128, ge=1)
+    bits: int = Field(default=2, ge=1, le=8)
+    key_group_tokens: int = Field(default=32, ge=1)
+    value_group_channels: int = Field(default=32, ge=1)
+    residual_tokens: int = Field(default=128, ge=1)
 
     @model_validator(mode="after")
     def _groups_fit(self) -> Self:
