@@ -11,7 +11,18 @@ from typing import Annotated
 import typer
 
 import kvtune
-from kvtune.autotune.cli import doctor, emit, history, profile, search, serve, show, workload
+from kvtune.autotune.cli import (
+    doctor,
+    emit,
+    history,
+    plan,
+    policies,
+    profile,
+    search,
+    serve,
+    show,
+    workload,
+)
 
 INTERRUPTED = 130
 
@@ -43,7 +54,7 @@ def _main(
     """Find, prove and emit the KV-cache policy that a vLLM workload needs."""
 
 
-for _command in (profile, search, emit, serve, show, doctor):
+for _command in (profile, search, emit, serve, show, plan, policies, doctor):
     _command.register(app)
 for _group in (history, workload):
     app.add_typer(_group.app)
