@@ -63,6 +63,7 @@ class Gear(StoreMethod):
     saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.BANDWIDTH)
     acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
     needs: ClassVar[tuple[Need, ...]] = (Need.KERNEL,)
+    each_token_alone: ClassVar[bool] = False
     paper: ClassVar[Paper] = Paper(
         "GEAR: An Efficient KV Cache Compression Recipe for Near-Lossless Generative Inference "
         "of LLM",

@@ -54,6 +54,7 @@ class Kivi(StoreMethod):
     saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.BANDWIDTH)
     acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
     needs: ClassVar[tuple[Need, ...]] = (Need.KERNEL,)
+    each_token_alone: ClassVar[bool] = False
     paper: ClassVar[Paper] = Paper(
         "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", "2402.02750", 2024
     )
