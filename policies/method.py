@@ -238,6 +238,27 @@ class StoreMethod(Method):
         """The plane that a wrapping method stores through `inner`."""
         return shape
 
+    def leader(self, layer: int, layers: int) -> int | None:
+        """The layer whose choice of tokens `layer` of `layers` must follow; None: it is free."""
+        return None
+
+    def borrowed_bytes(
+        self,
+        shape: PlaneShape,
+        held: History,
+        inner: PlaneBytes,
+        observed: Mapping[str, int] | None = None,
+    ) -> int:
+        """Bytes of other layers' planes that reading this one touches (outermost stores only)."""
+        return 0
+
+    def passing_bytes(self, shape: PlaneShape, held: History, own_bytes: int) -> int:
+        """Bytes above `own_bytes`, those of the plane, that storing a prompt takes for a moment.
+
+        They wait for another layer, or were freed in one just then (outermost stores only).
+        """
+        return 0
+
     def constant_bytes(self, shape: PlaneShape) -> int:
         """Bytes shared by all sequences: codebooks, projections, channel ranges."""
         return 0

@@ -6,7 +6,7 @@ full precision. Which methods go together is a table in `policies/compose.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtune.errors import BadInput
@@ -60,6 +60,11 @@ class MethodStack:
         return any(store.key_space == "pre-rope" for store in self.stores) or self.compact
 
     @property
+    def pairs_layers(self) -> bool:
+        """Whether some layers must hold the same tokens as others."""
+        return any(store.axis is Axis.LAYER for store in self.stores)
+
+    @property
     def compact(self) -> bool:
         """Whether survivors of an eviction are rotated to positions 0..n-1."""
         return any(evictor.position_mode == "compact" for evictor in self.evictors)
@@ -85,10 +90,25 @@ class MethodStack:
         self, shape: PlaneShape, held: History, observed: Mapping[str, int] | None = None
     ) -> int:
         """Bytes of that store when it holds `held`."""
-        formula: PlaneBytes = _full_bytes
-        for store in reversed(self.stores):
-            formula = _bytes(store, formula, observed)
-        return formula(shape, held)
+        return _chain(self.stores, observed)(shape, held)
+
+    def borrowed_bytes(
+        self, shape: PlaneShape, held: History, observed: Mapping[str, int] | None = None
+    ) -> int:
+        """Bytes of other layers' stores that reading that store touches."""
+        if not self.stores:
+            return 0
+        outermost, *within = self.stores
+        return outermost.borrowed_bytes(shape, held, _chain(within, observed), observed)
+
+    def passing_bytes(self, shape: PlaneShape, held: History, own_bytes: int) -> int:
+        """Bytes above `own_bytes` of that store that storing a prompt takes for a moment."""
+        return self.stores[0].passing_bytes(shape, held, own_bytes) if self.stores else 0
+
+    def leader(self, layer: LayerShape) -> int | None:
+        """The layer whose choice of tokens `layer` must follow; None: it is free."""
+        found = (store.leader(layer.index, layer.layers) for store in self.stores)
+        return next((leader for leader in found if leader is not None), None)
 
     def selected_bytes(self, shape: PlaneShape, held: History, tokens: int) -> int:
         """Bytes read to fetch `tokens` of the `held` tokens of each head of that store."""
@@ -96,7 +116,9 @@ class MethodStack:
         for store in reversed(self.stores):
             formula = _selected(store, formula)
         some = formula(shape, held, tokens)
-        return self.plane_bytes(shape, held) if some is None else some
+        if some is not None:
+            return some
+        return self.plane_bytes(shape, held) + self.borrowed_bytes(shape, held)
 
     def held(self, seen: History, layer: LayerShape) -> History:
         """What a layer holds for each KV head after `seen` (prompt, decoded) tokens."""
@@ -149,6 +171,13 @@ def _full_selected(shape: PlaneShape, held: History, tokens: int) -> int:
 
 def _selected(store: StoreMethod, inner: SelectedBytes) -> SelectedBytes:
     return lambda shape, held, tokens: store.selected_through(shape, held, tokens, inner)
+
+
+def _chain(stores: Sequence[StoreMethod], observed: Mapping[str, int] | None) -> PlaneBytes:
+    formula: PlaneBytes = _full_bytes
+    for store in reversed(stores):
+        formula = _bytes(store, formula, observed)
+    return formula
 
 
 def _build(store: StoreMethod, inner: PlaneFactory) -> Callable[[PlaneContext], Plane]:

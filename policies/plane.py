@@ -78,8 +78,11 @@ class Plane(ABC):
     """A growing [heads, tokens, width] array of token vectors, held in some format.
 
     The first `append` on an empty plane is the prompt (or what an eviction kept), later ones are
-    generated tokens. `constants` are tensors shared with other sequences.
+    generated tokens. `constants` are tensors shared with other sequences; `freed_bytes` is what the
+    latest append freed in another plane.
     """
+
+    freed_bytes: int = 0
 
     def __init__(self) -> None:
         self.held: dict[str, Tensor] = {}
@@ -93,6 +96,11 @@ class Plane(ABC):
     @property
     def settled_tokens(self) -> int:
         """How many of the oldest tokens read back the same whatever is appended later."""
+        return 0
+
+    @property
+    def borrowed_bytes(self) -> int:
+        """Bytes of other planes that reading this one touches."""
         return 0
 
     @abstractmethod

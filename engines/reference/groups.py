@@ -31,8 +31,8 @@ class HeadGroup:
 
     @property
     def plane_bytes(self) -> int:
-        """Bytes of both planes."""
-        return self.keys.nbytes + self.values.nbytes
+        """Bytes that reading both planes touches."""
+        return sum(plane.nbytes + plane.borrowed_bytes for plane in (self.keys, self.values))
 
     def append(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         """Add [H, n, d] keys (after RoPE) and values at positions [1 or H, n]."""
