@@ -185,7 +185,10 @@ def row(entry: Entry, scores: Scores) -> dict[str, object]:
 
 def table(rows: list[dict[str, object]]) -> str:
     """The rows as a Markdown table."""
-    lines = ["| method | stack | bits a number | KL, nats | top-1 | recall |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| method | stack | bits a number | KL, nats | top-1 | recall |",
+        "|---|---|---|---|---|---|",
+    ]
     for found in rows:
         recall = "" if found["recall"] is None else f"{found['recall']:.2f}"
         lines.append(
@@ -202,7 +205,9 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("policy_quality.json"))
     parser.add_argument("--only", default="", help="only stacks whose text contains this")
@@ -227,9 +232,7 @@ def main() -> None:
         context_tokens=args.context_tokens,
         forced_tokens=args.forced_tokens,
     )
-    measure_recall(
-        engine, stacks, scores, lengths=args.lengths, depths=args.depths, keys=args.keys
-    )
+    measure_recall(engine, stacks, scores, lengths=args.lengths, depths=args.depths, keys=args.keys)
     rows = [row(entry, scores[entry.stack]) for entry in entries]
     settings = {name: str(value) for name, value in vars(args).items()}
     args.out.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1))
