@@ -38,11 +38,13 @@ class Observed:
     """What only a run can tell: tokens kept by each head of ragged layers, and planes' facts.
 
     `reused_tokens` of the prompt were not computed but taken over, by all layers, before the rest.
+    `swapped_out`: the keys and values lie on another tier.
     """
 
     kept: Mapping[int, Sequence[int]] = field(default_factory=dict)
     facts: Mapping[tuple[int, Role], Mapping[str, int]] = field(default_factory=dict)
     reused_tokens: int = 0
+    swapped_out: bool = False
 
 
 def footprint(
@@ -67,22 +69,33 @@ def footprint(
     after_prompt = History(prompt_tokens)
     reused = observed.reused_tokens
     compressed = sum(_taken_over(stack, layer, reused, observed) for layer in layers)
-    peak = 0
-    for layer in layers:
+    staged = [layer.kv_heads * layer.slot_bytes * (prompt_tokens - reused) for layer in layers]
+    scratch = [_scratch(stack, layer, prompt_tokens) for layer in layers]
+    # A method that compares all layers has chosen before the first one is compressed.
+    together = any(evictor.scope == "sequence" for evictor in stack.evictors)
+    watching = [
+        sum(evictor.own_bytes(after_prompt, layer) for evictor in stack.evictors)
+        for layer in layers
+    ]
+    peak = sum(staged) + sum(scratch) + sum(watching) if together else 0
+    for number, layer in enumerate(layers):
         compressed -= _taken_over(stack, layer, reused, observed)
         own = _resident(stack, layer, after_prompt, observed)
-        scratch = sum(
-            evictor.scratch_bytes(prompt_tokens, layer)
-            for evictor in stack.evictors
-            if evictor.acts != "decode"
-        )
-        staged = layer.kv_heads * layer.slot_bytes * (prompt_tokens - reused)
-        peak = max(peak, compressed + own + staged + scratch)
+        passing = _passing(stack, layer, after_prompt, observed)
+        beside = staged[number] + (0 if together else scratch[number])
+        if together:
+            beside += sum(staged[number + 1 :]) + sum(watching[number + 1 :])
+        peak = max(peak, compressed + own + beside + passing)
         compressed += own
+    moved = 0
+    if observed.swapped_out:
+        held = [(layer, stack.held(now, layer)) for layer in layers]
+        moved = sum(_planes(stack, *at, role, observed) for at in held for role in ROLES)
     return Footprint(
-        resident_bytes=resident[-1],
+        resident_bytes=resident[-1] - moved,
         read_bytes_per_step=sum(_read(stack, layer, now, observed) for layer in layers),
         peak_bytes=max(peak, *resident),
+        remote_bytes=moved,
         constant_bytes=_constants(stack, layers),
     )
 

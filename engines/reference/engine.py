@@ -279,6 +279,8 @@ class ReferenceEngine:
 
     def _forward(self, rows: Sequence[Row], padding: str, every: bool) -> list[Tensor]:
         """Run the model on one chunk of each row; logits [n, V] (or [1, V]) a row."""
+        if any(row.sequence.parked is not None for row in rows):
+            raise BadInput("a sequence is swapped out", fix="swap it in first")
         step = Step.of(rows, padding, self.device)
         hidden = self.model.model(
             input_ids=step.token_ids,

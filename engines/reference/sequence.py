@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,12 +17,23 @@ from kvtune.policies.method_stack import MethodStack
 from kvtune.policies.plane import Piece
 
 
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Keys and values that lie on another tier, and what was observed before they left."""
+
+    key: str
+    nbytes: int
+    observed: Observed
+
+
 class Sequence:
     """The cache of one sequence under a stack of methods.
 
-    `seen_tokens` counts what the model has read and gives the next position; what is held after an
-    eviction is less. `recording`, when set, collects the queries, keys and values of the prompt,
-    one entry a layer.
+    `seen_tokens` counts what the model has read, `token_ids` are those; what is held after an
+    eviction is less. `reused_tokens` of them were not computed but taken from other sequences.
+    `skipped_positions` counts the gaps that modules leave before the next position. `parked` says
+    what lies on another tier. `recording`, when set, collects the queries, keys and values of the
+    prompt, one entry a layer.
     """
 
     def __init__(
@@ -36,6 +48,7 @@ class Sequence:
         self.token_ids: list[int] = []
         self.prompt_tokens = 0
         self.peak_bytes = 0
+        self.parked: Parked | None = None
         self.recording: list[tuple[Tensor, Tensor, Tensor]] | None = None
 
     @property
@@ -125,11 +138,14 @@ class Sequence:
             resident_bytes=self.resident_bytes,
             read_bytes_per_step=sum(layer.read_bytes_per_step for layer in self.layers),
             peak_bytes=self.peak_bytes,
+            remote_bytes=self.parked.nbytes if self.parked else 0,
             constant_bytes=sum(constants.values()),
         )
 
     def observed(self) -> Observed:
         """What the formulas can't know without the data."""
+        if self.parked is not None:
+            return self.parked.observed
         decoded = self.seen_tokens - self.prompt_tokens
         kept = {
             layer.setup.shape.index: [group.tokens - decoded for group in layer.groups]
