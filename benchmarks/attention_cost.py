@@ -27,7 +27,7 @@ from transformers import DynamicCache
 
 from kvtune.engines.reference.engine import ReferenceEngine
 from kvtune.engines.reference.recording import Recording, record, replay
-from kvtune.policies.method_stack import MethodStack, parse_stack
+from kvtune.policies.method_stack import parse_stack
 
 ONE_EACH = {entry.method: entry for entry in STACKS if entry.method != "stacks"}
 """The benchmark of cost needs one strength of each method: its last in the list."""

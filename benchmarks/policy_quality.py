@@ -1,4 +1,4 @@
-"""What each KV-cache method costs in quality, on a real model: one table, made again by one command.
+"""What each KV-cache method costs in quality, on a real model, in one table.
 
     python benchmarks/policy_quality.py --model .model/SmolLM2-135M-Instruct
 
@@ -19,10 +19,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import torch
 from policy_stacks import FULL, STACKS, Entry
-from pydoc_data.topics import topics
 
 from kvtune.engines.reference.calibrate import calibrate
 from kvtune.engines.reference.engine import ReferenceEngine
