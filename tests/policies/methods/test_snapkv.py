@@ -188,3 +188,11 @@ def test_bytes_after_the_prompt_and_at_its_peak():
     assert sequence.peak_bytes == 4 * 2 * 20 * (slot + 4) + 2 * 50 * slot + scratch
     held_after = stack.held(History(50, 3), engine.layers[0])
     assert held_after == History(20, 3)
+
+
+def test_a_span_too_short_for_a_share_of_the_window_still_has_its_last_token_in_it():
+    text = "snapkv:budget_tokens=12,window_tokens=4,fairness=proportional"
+    layer = layer_cache(text, spans=(Span(0, 2, "a"),))
+    prompt(layer, random_vectors(40))
+    # Of 12 tokens one is due to the span. Without a query of its own the first would be kept.
+    assert held(layer)[0][:1] == [1]
