@@ -1,4 +1,4 @@
-"""What each KV-cache method costs in quality, on a real model, in one table.
+"""What each KV-cache method costs in quality on a real model, in one table.
 
     python benchmarks/policy_quality.py --model .model/SmolLM2-135M-Instruct
 
