@@ -66,27 +66,6 @@ def footprint(
         sum(_resident(stack, layer, History(prompt_tokens, step), observed) for layer in layers)
         for step in range(decoded_tokens + 1)
     ]
-    after_prompt = History(prompt_tokens)
-    reused = observed.reused_tokens
-    compressed = sum(_taken_over(stack, layer, reused, observed) for layer in layers)
-    staged = [layer.kv_heads * layer.slot_bytes * (prompt_tokens - reused) for layer in layers]
-    scratch = [_scratch(stack, layer, prompt_tokens) for layer in layers]
-    # A method that compares all layers has chosen before the first one is compressed.
-    together = any(evictor.scope == "sequence" for evictor in stack.evictors)
-    watching = [
-        sum(evictor.own_bytes(after_prompt, layer) for evictor in stack.evictors)
-        for layer in layers
-    ]
-    peak = sum(staged) + sum(scratch) + sum(watching) if together else 0
-    for number, layer in enumerate(layers):
-        compressed -= _taken_over(stack, layer, reused, observed)
-        own = _resident(stack, layer, after_prompt, observed)
-        passing = _passing(stack, layer, after_prompt, observed)
-        beside = staged[number] + (0 if together else scratch[number])
-        if together:
-            beside += sum(staged[number + 1 :]) + sum(watching[number + 1 :])
-        peak = max(peak, compressed + own + beside + passing)
-        compressed += own
     moved = 0
     if observed.swapped_out:
         held = [(layer, stack.held(now, layer)) for layer in layers]
@@ -94,9 +73,46 @@ def footprint(
     return Footprint(
         resident_bytes=resident[-1] - moved,
         read_bytes_per_step=sum(_read(stack, layer, now, observed) for layer in layers),
-        peak_bytes=max(peak, *resident),
+        peak_bytes=max(_prompt_peak(stack, layers, prompt_tokens, observed), *resident),
         remote_bytes=moved,
         constant_bytes=_constants(stack, layers),
+    )
+
+
+def _prompt_peak(
+    stack: MethodStack, layers: Sequence[LayerShape], prompt_tokens: int, observed: Observed
+) -> int:
+    """The most bytes held while the layers of a prompt are compressed, one after another."""
+    after_prompt = History(prompt_tokens)
+    reused = observed.reused_tokens
+    compressed = sum(_taken_over(stack, layer, reused, observed) for layer in layers)
+    staged = [layer.kv_heads * layer.slot_bytes * (prompt_tokens - reused) for layer in layers]
+    scratch = [_scratch(stack, layer, prompt_tokens) for layer in layers]
+    waiting = [0] * len(layers)
+    peak = 0
+    if any(evictor.scope == "sequence" for evictor in stack.evictors):
+        # All layers wait, with what other evictors hold by then, until all tokens are chosen.
+        waiting = [
+            bytes_ + sum(evictor.own_bytes(after_prompt, layer) for evictor in stack.evictors)
+            for bytes_, layer in zip(staged, layers, strict=True)
+        ]
+        peak = sum(waiting) + sum(scratch)
+        scratch = [0] * len(layers)
+    for number, layer in enumerate(layers):
+        compressed -= _taken_over(stack, layer, reused, observed)
+        own = _resident(stack, layer, after_prompt, observed)
+        own_peak = own + staged[number] + scratch[number]
+        own_peak += _passing(stack, layer, after_prompt, observed)
+        peak = max(peak, compressed + own_peak + sum(waiting[number + 1 :]))
+        compressed += own
+    return peak
+
+
+def _scratch(stack: MethodStack, layer: LayerShape, prompt_tokens: int) -> int:
+    return sum(
+        evictor.scratch_bytes(prompt_tokens, layer)
+        for evictor in stack.evictors
+        if evictor.acts != "decode"
     )
 
 
@@ -150,7 +166,19 @@ def _read(stack: MethodStack, layer: LayerShape, now: History, observed: Observe
         if wanted < held.tokens:
             read = sum(stack.selected_bytes(layer.plane(role), held, wanted) for role in ROLES)
             return read + selection.index_bytes(held.tokens, layer)
-    return sum(_planes(stack, layer, held, role, observed) for role in ROLES)
+    return sum(
+        _planes(stack, layer, held, role, observed)
+        + stack.borrowed_bytes(layer.plane(role), held, observed.facts.get((layer.index, role)))
+        for role in ROLES
+    )
+
+
+def _passing(stack: MethodStack, layer: LayerShape, seen: History, observed: Observed) -> int:
+    held = stack.held(seen, layer)
+    return sum(
+        stack.passing_bytes(layer.plane(role), held, _planes(stack, layer, held, role, observed))
+        for role in ROLES
+    )
 
 
 def _constants(stack: MethodStack, layers: Sequence[LayerShape]) -> int:

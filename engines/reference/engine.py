@@ -222,6 +222,13 @@ class ReferenceEngine:
             reuse.publish(self, sequence)
         return [Generated(tuple(ids), seq) for ids, seq in zip(made, sequences, strict=True)]
 
+    @torch.inference_mode()
+    def score(self, sequence: CachedSequence, token_ids: Sequence[int]) -> None:
+        """Show tokens after a prompt to a method that asked for them; nothing of them stays."""
+        seen_tokens = sequence.seen_tokens
+        self._forward([Row(sequence, tuple(token_ids), "scoring", last=False)], "right", False)
+        sequence.seen_tokens = seen_tokens
+
     @contextmanager
     def plain(self) -> Iterator[Any]:
         """The model with its own attention and cache, to compare with."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from kvtune.policies.eviction import Evictor, EvictorContext, Seen, Selector, Sp
 from kvtune.policies.method import LayerShape, Role
 from kvtune.policies.method_stack import MethodStack
 from kvtune.policies.plane import Plane, PlaneContext, gather_tokens
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class LayerCache:
         self.selector: Selector | None = None if selection is None else selection.selector(ctx)
         self.ctx = ctx
         self.groups = [self._group(range(setup.shape.kv_heads))]
+        self.ragged = False
         self.staged: Staged | None = None
         self.read_bytes_per_step = 0
         self.scratch_bytes = 0
@@ -88,6 +91,10 @@ class LayerCache:
         self, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor
     ) -> tuple[Tensor, Seen]:
         """Attend for a chunk of the prompt: [Hq, m, d] in, [Hq, m, dv] out, and what was seen."""
+        if self.ragged:
+            # Only what a method left of an earlier prompt is ragged; it drops no more.
+            out = self.decode(queries, keys, values, positions)
+            return out, self._seen(queries, positions, keys, values, positions[None])
         seen = self.show(queries, keys, values, positions)
         return self._attend(seen, self.setup.window_tokens), seen
 
@@ -116,7 +123,9 @@ class LayerCache:
         staged, self.staged = self.staged, None
         if staged is None:
             return
+        kept = self._agreed(kept, "prefill")
         if isinstance(kept, list):
+            self.ragged = True
             self.groups = [self._group(range(head, head + 1)) for head in range(len(kept))]
             for head, index in enumerate(kept):
                 one = slice(head, head + 1)
@@ -125,6 +134,11 @@ class LayerCache:
                     gather_tokens(staged.values[one], index[None]),
                     staged.positions[:, index],
                 )
+        elif kept is not None and self.groups[0].tokens:
+            self.groups[0].append(staged.keys, staged.values, staged.positions)
+            self.groups[0].keep(kept)
+            for evictor in self.evictors:
+                evictor.survived(kept)
         elif kept is not None:
             positions = staged.positions.expand(len(kept), -1).gather(1, kept)
             self.groups[0].append(
@@ -155,19 +169,13 @@ class LayerCache:
         return out
 
     def score(self, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
-        """Attend to the staged prompt and to the new tokens, show it, and store nothing."""
-        assert self.staged is not None
-        held = self.staged
-        seen = self._seen(
-            queries,
-            positions,
-            torch.cat((held.keys, keys), dim=1),
-            torch.cat((held.values, values), dim=1),
-            torch.cat((held.positions, positions[None]), dim=1),
-        )
-        for evictor in self.evictors:
-            evictor.observe(seen, "scoring")
-        return self._attend(seen, None)
+        """Attend to the prompt and to the new tokens, show it, and store nothing."""
+        held = zip(self._everything(), (keys, values, positions[None]), strict=True)
+        seen = self._seen(queries, positions, *(torch.cat(pair, dim=1) for pair in held))
+        for method, evictor in zip(self.stack.evictors, self.evictors, strict=True):
+            if method.scope == "sequence":
+                evictor.observe(seen, "scoring")
+        return self._attend(seen, self.setup.window_tokens)
 
     def planes(self) -> Iterator[Plane]:
         """The planes of keys and values, by group."""
@@ -241,6 +249,8 @@ class LayerCache:
         staged = self.staged.keys, self.staged.values, self.staged.positions
         if stored is None:
             return staged
+        # Heads that kept different tokens have a row of positions each.
+        staged = (*staged[:2], staged[2].expand(len(stored[2]), -1))
         keys, values, positions = (
             torch.cat((old, new), dim=1) for old, new in zip(stored, staged, strict=True)
         )
@@ -264,7 +274,7 @@ class LayerCache:
         )
 
     def _read_and_attend(self, queries: Tensor, positions: Tensor) -> Tensor:
-        if len(self.groups) > 1:
+        if self.ragged:
             return self._attend_ragged(queries, positions)
         asked, asked_at = queries, positions
         if self.stack.compact:
@@ -287,7 +297,7 @@ class LayerCache:
         for method, evictor in zip(self.stack.evictors, self.evictors, strict=True):
             if method.acts == "prefill":
                 continue
-            kept = evictor.select(seen, "decode")
+            kept = self._agreed(evictor.select(seen, "decode"), "decode")
             self.scratch_bytes = max(self.scratch_bytes, _nbytes(evictor.scratch()))
             if kept is None:
                 continue
@@ -296,6 +306,18 @@ class LayerCache:
                 other.survived(kept)
             if self.selector is not None:
                 self.selector.rebuild(self._attended_keys())
+
+    def _agreed(self, kept: T, phase: str) -> T:
+        """What the layer that this one must follow has kept, or `kept` where it follows none."""
+        shape = self.setup.shape
+        leader = self.stack.leader(shape)
+        if leader is not None:
+            # Absent where the leader has a window of its own and is left alone by methods.
+            agreed: T = self.setup.sequence.get(("kept", leader, phase), kept)
+            return agreed
+        if self.stack.pairs_layers:
+            self.setup.sequence["kept", shape.index, phase] = kept
+        return kept
 
     def _read_selected(self, queries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and positions that a step attends to: what the selector chose, or all."""

@@ -150,7 +150,7 @@ class Sequence:
         kept = {
             layer.setup.shape.index: [group.tokens - decoded for group in layer.groups]
             for layer in self.layers
-            if len(layer.groups) > 1
+            if layer.ragged
         }
         facts: dict[tuple[int, Role], dict[str, int]] = {}
         for layer in self.layers:

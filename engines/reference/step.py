@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from kvtune.engines.reference.layer import LayerCache
 from kvtune.engines.reference.sequence import Sequence as CachedSequence
 from kvtune.policies.eviction import Seen
 
@@ -107,10 +108,17 @@ def finish(sequence: CachedSequence, number: int, seen: Seen) -> None:
     layer = sequence.layers[number]
     if any(method.scope == "sequence" for method in layer.stack.evictors):
         return
-    kept = layer.choose(seen)
+    store_prompt(sequence, layer, layer.choose(seen))
+
+
+def store_prompt(
+    sequence: CachedSequence, layer: LayerCache, kept: Tensor | list[Tensor] | None
+) -> None:
+    """Store what a layer keeps of its prompt, and count the peak on the way."""
     staged_bytes = layer.staged_bytes
     layer.finish_prefill(kept)
-    sequence.note_peak(staged_bytes + layer.scratch_bytes)
+    freed_bytes = sum(plane.freed_bytes for plane in layer.planes())
+    sequence.note_peak(staged_bytes + freed_bytes + layer.scratch_bytes)
 
 
 AttentionInterface.register(ATTENTION, attention)

@@ -163,10 +163,10 @@ class _Redundant(Evictor):
         """Attention [Hk, n] that the latest queries pay, by their greatest logit in a group."""
         asking, ctx = self.window.looking_at(seen), seen.ctx
         kv_heads, _, width = seen.keys.shape
-        queries = asking.queries.float().reshape(kv_heads, -1, width)
-        logits = queries @ seen.keys.float().transpose(1, 2) * ctx.scale
+        grouped = asking.queries.float().reshape(kv_heads, -1, asking.queries.shape[1], width)
+        logits = grouped @ seen.keys.float().transpose(1, 2)[:, None] * ctx.scale
         if ctx.softcap is not None:
             logits = torch.tanh(logits / ctx.softcap) * ctx.softcap
-        best = logits.unflatten(1, (-1, asking.queries.shape[1])).amax(1)
         hidden = seen.key_positions[:, None, :] > asking.query_positions[:, None]
-        return best.masked_fill(hidden, float("-inf")).softmax(-1).mean(1)
+        attention: Tensor = logits.amax(1).masked_fill(hidden, float("-inf")).softmax(-1).mean(1)
+        return attention
