@@ -121,6 +121,8 @@ class Calibration:
 
 
 def _role(text: str) -> Role:
-    if text == "key" or text == "value":
-        return text
+    if text == "key":
+        return "key"
+    if text == "value":
+        return "value"
     raise BadInput(f"a calibration names the role {text!r}", fix="calibrate again")

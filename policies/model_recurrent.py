@@ -131,7 +131,8 @@ def yoco(config: ModelConfig) -> Layers:
     if config.entries.get("sliding_window") is not None:
         first = Rows(Kind.WINDOW, heads, width, width, config.count("sliding_window"))
     rows = _full(config)
-    return [(first,)] * own + [(rows,)] + [(rows.shared(),)] * (crossing - 1)
+    layers: Layers = [(first,)] * own
+    return [*layers, (rows,), *[(rows.shared(),)] * (crossing - 1)]
 
 
 def _full(config: ModelConfig) -> Rows:

@@ -89,7 +89,8 @@ def _run(engine: ReferenceEngine, text: Sequence[int], gradients: bool) -> Watch
             ).logits[0]
             if gradients:
                 # The sum, not the mean: each token's gradient keeps its size in longer texts.
-                cross_entropy(logits[:-1].float(), ids[0, 1:], reduction="sum").backward()
+                loss = cross_entropy(logits[:-1].float(), ids[0, 1:], reduction="sum")
+                torch.autograd.backward(loss)
     finally:
         for handle in handles:
             handle.remove()

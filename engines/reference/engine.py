@@ -303,7 +303,7 @@ class ReferenceEngine:
             if row.phase != "scoring":
                 row.sequence.token_ids.extend(row.token_ids)
         logits = self._head(torch.cat(parts))
-        return list(logits.split([len(part) for part in parts]))
+        return list(torch.split(logits, [len(part) for part in parts]))
 
     def _head(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.model.lm_head(hidden)
