@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Literal
 
 from kvtune.errors import BadInput
+from kvtune.policies.calibration import CalibratedMethod
 from kvtune.policies.method import Axis, Method, StoreMethod, TokenMethod
 from kvtune.policies.method_stack import MethodStack
 
@@ -133,6 +134,18 @@ RULES = (
             any(store.rebases for store in stack.stores)
             and any(
                 store.axis is Axis.BITS and not store.each_token_alone for store in stack.stores
+            )
+        ),
+    ),
+    Rule(
+        "refused",
+        "a format that was calibrated on keys and values, inside one that turns them into other "
+        "vectors: what was learned does not hold for those",
+        lambda stack: (
+            any(store.axis in (Axis.LAYER, Axis.DIM) for store in stack.stores)
+            and any(
+                store.axis is Axis.BITS and isinstance(store, CalibratedMethod)
+                for store in stack.stores
             )
         ),
     ),

@@ -133,7 +133,7 @@ class KVQuant(CalibratedMethod, StoreMethod):
             BadInput: what was learned is for other vectors than these.
         """
         codec = KVQuantCodec(ctx, self._tables(ctx), self.bits, self._slots(ctx.shape.width))
-        return KVQuantPlane(codec, self.exact_tokens)
+        return KVQuantPlane(codec, self.exact_tokens) if self.exact_tokens else TokenPlane(codec)
 
     def plane_bytes(
         self,

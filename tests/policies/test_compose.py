@@ -35,6 +35,8 @@ REFUSED = (
     ("paging + kivi", "second kind of page"),
     ("paging + gear", "second kind of page"),
     ("ojakv + kivi", "change their basis"),
+    ("palu + kvquant", "what was learned"),
+    ("minicache + kvquant", "what was learned"),
     ("kivi + kivi", "named twice"),
 )
 

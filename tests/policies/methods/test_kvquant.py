@@ -313,3 +313,14 @@ def test_sequences_share_what_was_learned():
     )
     assert first == second
     assert one.measured() == footprint(stack, engine.layers, 20, 1)
+
+
+@pytest.mark.parametrize(
+    "evictor", ["h2o:heavy_tokens=8,recent_tokens=12", "snapkv:budget_tokens=24,window_tokens=4"]
+)
+@pytest.mark.parametrize("decoded", [0, 1, 19])
+def test_bytes_are_exact_behind_an_evictor(evictor, decoded):
+    engine = tiny_engine()
+    stack = parse_stack(f"{evictor} + kvquant:exact_tokens=2")
+    _, sequence = follow(engine, stack, tokens(41), tokens(decoded, 1))
+    assert sequence.measured() == footprint(stack, engine.layers, 41, decoded)
