@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from contracts.method import MethodContract
+from contracts.tiny_models import follow, tiny_engine, tokens
 
+from kvtune.policies.footprint import footprint
 from kvtune.policies.method import History, PlaneShape
-from kvtune.policies.method_stack import parse_method
+from kvtune.policies.method_stack import parse_method, parse_stack
 from kvtune.policies.plane import PlaneContext, full_plane
 
 
@@ -170,3 +172,14 @@ def test_survivors_are_compressed_anew_as_one_block():
 
 def test_what_is_stored_of_a_prompt_is_never_shared():
     assert parse_method("gear").publish == "never"
+
+
+@pytest.mark.parametrize(
+    "evictor", ["h2o:heavy_tokens=8,recent_tokens=12", "snapkv:budget_tokens=24,window_tokens=4"]
+)
+@pytest.mark.parametrize("decoded", [0, 1, 19])
+def test_bytes_are_exact_behind_an_evictor(evictor, decoded):
+    engine = tiny_engine()
+    stack = parse_stack(f"{evictor} + gear:buffer_tokens=8")
+    _, sequence = follow(engine, stack, tokens(41), tokens(decoded, 1))
+    assert sequence.measured() == footprint(stack, engine.layers, 41, decoded)

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from contracts.method import MethodContract
+from contracts.tiny_models import follow, tiny_engine, tokens
 
 from kvtune.errors import BadInput
+from kvtune.policies.footprint import footprint
 from kvtune.policies.method import History, PlaneShape
 from kvtune.policies.method_stack import parse_method, parse_stack
 from kvtune.policies.plane import PlaneContext, full_plane
@@ -189,3 +191,14 @@ def test_attention_over_keys_with_outliers_is_closer_per_channel():
         distance[role] = sum(found) / len(found)
     assert distance["key"] == pytest.approx(0.38, abs=0.05)
     assert distance["value"] == pytest.approx(0.87, abs=0.08)
+
+
+@pytest.mark.parametrize(
+    "evictor", ["h2o:heavy_tokens=8,recent_tokens=12", "snapkv:budget_tokens=24,window_tokens=4"]
+)
+@pytest.mark.parametrize("decoded", [0, 1, 19])
+def test_bytes_are_exact_behind_an_evictor(evictor, decoded):
+    engine = tiny_engine()
+    stack = parse_stack(f"{evictor} + kivi:key_group_tokens=8,residual_tokens=8")
+    _, sequence = follow(engine, stack, tokens(41), tokens(decoded, 1))
+    assert sequence.measured() == footprint(stack, engine.layers, 41, decoded)
