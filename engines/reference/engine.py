@@ -136,20 +136,24 @@ class ReferenceEngine:
         chunk_tokens: int | None = None,
         padding: str = "right",
         every: bool = False,
+        positions: Sequence[Sequence[int]] | None = None,
+        sees_stored: bool = False,
     ) -> list[Tensor]:
         """Process prompts (after what the sequences already hold); return logits.
 
         One tensor [V] a row: the logits after its last token; with `every`, [n, V] after each of
         its tokens. `chunk_tokens` processes prompts in pieces of at most that many. Under prefix
         caching an empty sequence starts from what earlier prompts left (not with `every`: logits
-        are not kept).
+        are not kept). `positions` (ascending in each row) place the tokens elsewhere than after
+        what was read; with `sees_stored` they attend to all that a sequence holds, also to what
+        stands after them.
 
         Raises:
             BadInput: an empty prompt.
         """
         if any(not len(prompt) for prompt in prompts):
             raise BadInput("a prompt is empty", fix="give at least one token")
-        if not every:
+        if not every and positions is None:
             prompts = [
                 prompt[reuse.begin(self, sequence, prompt) :]
                 for sequence, prompt in zip(sequences, prompts, strict=True)
@@ -165,6 +169,8 @@ class ReferenceEngine:
                     tuple(prompts[n][start : start + size]),
                     "prefill",
                     last=start + size >= len(prompts[n]),
+                    positions=tuple(positions[n][start : start + size]) if positions else (),
+                    sees_stored=sees_stored,
                 )
                 for n in members
             ]

@@ -8,7 +8,7 @@ every token is stored, read back and attended to as the stack of methods says.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -88,14 +88,25 @@ class LayerCache:
         return max(group.tokens for group in self.groups)
 
     def prefill(
-        self, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        positions: Tensor,
+        *,
+        sees_stored: bool = False,
     ) -> tuple[Tensor, Seen]:
-        """Attend for a chunk of the prompt: [Hq, m, d] in, [Hq, m, dv] out, and what was seen."""
+        """Attend for a chunk of the prompt: [Hq, m, d] in, [Hq, m, dv] out, and what was seen.
+
+        With `sees_stored`, it attends to what was stored before the prompt wherever that stands.
+        """
         if self.ragged:
             # Only what a method left of an earlier prompt is ragged; it drops no more.
             out = self.decode(queries, keys, values, positions)
             return out, self._seen(queries, positions, keys, values, positions[None])
         seen = self.show(queries, keys, values, positions)
+        if sees_stored and self.staged is not None and self.setup.window_tokens is None:
+            seen = self._with_stored_first(seen, self.staged.positions.shape[1])
         return self._attend(seen, self.setup.window_tokens), seen
 
     def show(self, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Seen:
@@ -108,6 +119,13 @@ class LayerCache:
         for evictor in self.evictors:
             evictor.observe(seen, "prefill")
         return seen
+
+    def _with_stored_first(self, seen: Seen, staged_tokens: int) -> Seen:
+        """Move what is stored before every query, for the mask: rotations are done already."""
+        first = int(seen.query_positions[0])
+        at = seen.key_positions.clone()
+        at[:, :-staged_tokens] = at[:, :-staged_tokens].clamp(max=first)
+        return replace(seen, key_positions=at)
 
     def choose(self, seen: Seen) -> Tensor | list[Tensor] | None:
         """Return what the prompt's evictors keep of the staged tokens; None for everything."""

@@ -141,7 +141,7 @@ def swap_in(engine: ReferenceEngine, sequence: CachedSequence) -> bool:
 
 
 def _compute_again(engine: ReferenceEngine, sequence: CachedSequence) -> None:
-    if sequence.skipped_positions:
+    if sequence.stack.leaves_gaps and sequence.reused_tokens:
         raise BadInput("a sequence of modules is lost", fix="serve its prompt again")
     warnings.warn("a swapped-out sequence is lost, and is computed again", stacklevel=3)
     exact = sequence.layers[0].setup.exact_prefill

@@ -21,7 +21,8 @@ ATTENTION = "kvtune_reference"
 class Row:
     """New tokens of one sequence. `last` ends a prompt; `scoring` passes are shown, not stored.
 
-    `positions` are those of the tokens, ascending; without them they follow what was read.
+    `positions` are those of the tokens, ascending; without them they follow what was read. With
+    `sees_stored` they attend to all that is stored, wherever it stands.
     """
 
     sequence: CachedSequence
@@ -29,6 +30,7 @@ class Row:
     phase: Literal["prefill", "decode", "scoring"]
     last: bool
     positions: tuple[int, ...] = ()
+    sees_stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def _attend_row(
         return layer.score(queries, keys, values, positions)
     if row.sequence.recording is not None:
         row.sequence.recording.append((queries, keys, values))
-    out, seen = layer.prefill(queries, keys, values, positions)
+    out, seen = layer.prefill(queries, keys, values, positions, sees_stored=row.sees_stored)
     if row.last:
         finish(row.sequence, number, seen)
     return out

@@ -6,12 +6,14 @@ from contracts.tiny_models import follow, ready, tiny_engine, tiny_model, tokens
 
 from kvtune.engines.reference.engine import ReferenceEngine
 from kvtune.engines.reference.loading import loading, measure_speeds, swap_in, swap_out
+from kvtune.engines.reference.modules import ModuleCache, Prompt
 from kvtune.engines.reference.reuse import prefix_cache
 from kvtune.errors import BadInput
 from kvtune.policies.footprint import footprint
 from kvtune.policies.method_stack import parse_stack
 from kvtune.policies.methods.prefix_caching import PrefixCaching
 from kvtune.policies.methods.tiers import Tiers
+from kvtune.policies.prompt_schema import Module, Schema
 from kvtune.policies.tiering import Speeds
 
 LOADING_PAYS = Speeds({"host": 1e12, "disk": 1e12}, 1.0)
@@ -101,6 +103,23 @@ def test_a_lost_sequence_is_computed_again_with_a_warning(tmp_path):
     torch.testing.assert_close(found[-1], logits[-1], atol=1e-5, rtol=1e-5)
     assert sequence.measured().remote_bytes == 0
     assert sequence.resident_bytes == expected.resident_bytes
+
+
+def test_a_lost_sequence_of_modules_cannot_be_computed_from_its_tokens(tmp_path):
+    engine = tiny_engine()
+    text = f"prompt-cache + tiers:host_bytes=0,disk_bytes=1000000,folder={tmp_path}"
+    schema = Schema([Module("a", (tuple(PROMPT[:9]),)), Module("b", (tuple(PROMPT[9:20]),))])
+    cache = ModuleCache(engine, parse_stack(text), schema)
+    sequence, _ = cache.prefill(Prompt(("b", "a"), (1, 2), {}))
+    swap_out(engine, sequence)
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            path.unlink()
+    with (
+        pytest.warns(UserWarning, match="gone"),
+        pytest.raises(BadInput, match="sequence of modules is lost"),
+    ):
+        swap_in(engine, sequence)
 
 
 def test_without_tiers_nothing_can_be_moved():

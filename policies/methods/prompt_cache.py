@@ -1,0 +1,74 @@
+"""Prompt Cache: parts of prompts computed once, wherever they stand (arXiv 2311.04934)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from kvtune.policies.method import (
+    REFERENCE,
+    Axis,
+    History,
+    LayerShape,
+    Method,
+    Need,
+    Paper,
+    Role,
+    Saves,
+    Serving,
+)
+from kvtune.policies.method_stack import MethodStack
+from kvtune.types import Harm
+
+ROLES: tuple[Role, Role] = ("key", "value")
+
+
+class PromptCache(Method):
+    """Compute the modules of a schema once, and only arguments and free text for each prompt.
+
+    A module is encoded by itself at its positions in the schema (`policies.prompt_schema`), so
+    that it does not see the modules before it: that is the loss. Modules of a scaffold are encoded
+    in one pass, and see each other. A parameter holds its positions with `placeholder_id` while its
+    module is encoded; what a prompt fills in is computed at these positions. Free text follows the
+    last position of the prompt's modules.
+
+    `arguments_see` `everything` lets arguments attend to all cached modules, those after them too,
+    as the paper's code does; `before` only to what stands before them. Text follows everything and
+    sees it in any case.
+
+    Positions may have gaps: 4 bytes a token and layer are held for them. Modules are stored as the
+    stack stores tokens; it must store each one by itself and drop none. In the reference engine
+    sequences own copies of their modules (full blocks of pages excepted).
+    """
+
+    name: ClassVar[str] = "prompt-cache"
+    title: ClassVar[str] = "Prompt Cache"
+    axis: ClassVar[Axis] = Axis.REUSE
+    harm: ClassVar[Harm] = Harm.LOSSY
+    saves: ClassVar[tuple[Saves, ...]] = (Saves.PREFILL, Saves.CAPACITY)
+    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "prefill"
+    needs: ClassVar[tuple[Need, ...]] = (Need.SCHEMA,)
+    leaves_gaps: ClassVar[bool] = True
+    serving: ClassVar[tuple[Serving, ...]] = (REFERENCE,)
+    paper: ClassVar[Paper] = Paper(
+        "Prompt Cache: Modular Attention Reuse for Low-Latency Inference", "2311.04934", 2023
+    )
+    summary: ClassVar[str] = (
+        "Reuses parts of prompts in any combination, which saves their prefill; costs their "
+        "memory, a schema, and attention between parts that are not encoded together."
+    )
+
+    placeholder_id: int = Field(default=0, ge=0)
+    arguments_see: Literal["everything", "before"] = "everything"
+
+    @property
+    def publish(self) -> Literal["plain", "fingerprint", "never"]:
+        """A module is not the prefix that its tokens would be."""
+        return "never"
+
+    def module_bytes(self, stack: MethodStack, layers: Sequence[LayerShape], tokens: int) -> int:
+        """Bytes of `tokens` tokens of modules under a stack that does not page them."""
+        held = History(tokens)
+        return sum(stack.plane_bytes(layer.plane(role), held) for layer in layers for role in ROLES)
