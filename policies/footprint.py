@@ -53,18 +53,21 @@ def footprint(
     prompt_tokens: int,
     decoded_tokens: int = 0,
     observed: Observed | None = None,
+    *,
+    every_step: bool = True,
 ) -> Footprint:
     """Return the bytes of a sequence after a prompt and `decoded_tokens` decode steps.
 
     The prompt is processed in one piece. Without `observed`, sizes that depend on the data are the
-    methods' estimates.
+    methods' estimates. Without `every_step` the peak looks at the prompt and at the end only, not
+    at each step between, which takes long for many tokens.
     """
     observed = observed or Observed()
     now = History(prompt_tokens, decoded_tokens)
     # What waits to be compressed is freed in blocks, so that an earlier step may have held more.
     resident = [
         sum(_resident(stack, layer, History(prompt_tokens, step), observed) for layer in layers)
-        for step in range(decoded_tokens + 1)
+        for step in (range(decoded_tokens + 1) if every_step else (decoded_tokens,))
     ]
     moved = 0
     if observed.swapped_out:
@@ -164,7 +167,12 @@ def _read(stack: MethodStack, layer: LayerShape, now: History, observed: Observe
     if selection is not None:
         wanted = selection.selected_tokens(held.tokens, layer)
         if wanted < held.tokens:
-            read = sum(stack.selected_bytes(layer.plane(role), held, wanted) for role in ROLES)
+            read = sum(
+                stack.selected_bytes(
+                    layer.plane(role), held, wanted, observed.facts.get((layer.index, role))
+                )
+                for role in ROLES
+            )
             return read + selection.index_bytes(held.tokens, layer)
     return sum(
         _planes(stack, layer, held, role, observed)

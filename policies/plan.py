@@ -192,7 +192,7 @@ def stack_bytes(
     tokens = seen.tokens
     fixed = sum(held.resident_bytes(tokens, ELEMENT_BYTES, tensor_parallel) for held in rest)
     read = sum(held.read_bytes(tokens, ELEMENT_BYTES, tensor_parallel) for held in rest)
-    own = footprint(stack, shapes, seen.at_once, seen.appended)
+    own = footprint(stack, shapes, seen.at_once, seen.appended, every_step=False)
     return Footprint(
         resident_bytes=own.resident_bytes + fixed,
         read_bytes_per_step=own.read_bytes_per_step + read,
