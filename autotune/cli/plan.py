@@ -204,9 +204,9 @@ def _print(given: PlanInput, rows: list[PlanRow]) -> None:
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("stack", overflow="fold")
-    table.add_column("harm")
-    for column in ("bytes/token", "tokens", "sequences", "read/step/seq", "roof tokens/s"):
-        table.add_column(column, justify="right")
+    table.add_column("harm", no_wrap=True)
+    for column in ("B/token", "tokens", "seqs", "MiB/step", "roof tok/s"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         if row.refused:
             table.add_row(escape(row.stack), row.harm.value, "-", "-", "-", "-", "-")
@@ -225,14 +225,16 @@ def _print(given: PlanInput, rows: list[PlanRow]) -> None:
         for text in (row.refused,) if row.refused else row.notes:
             stdout.print(f"[dim]{escape(row.stack)}: {escape(text)}[/dim]", soft_wrap=True)
     stdout.print(
-        "\nThe roof is the memory bus alone: a step reads all weights once and each sequence's "
-        "cache. Activations are not counted unless --reserve-gib names them.",
+        "\ntokens, seqs: what fits at once. MiB/step: what a decode step reads of one sequence. "
+        "The roof is the memory bus alone: a step of all sequences that fit reads the weights "
+        "once and each sequence's cache. Activations are not counted unless --reserve-gib names "
+        "them.",
         soft_wrap=True,
     )
 
 
 def _mebibytes(value: int | None) -> str:
-    return "-" if value is None else f"{value / 2**20:,.1f} MiB"
+    return "-" if value is None else f"{value / 2**20:,.1f}"
 
 
 def register(app: typer.Typer) -> None:

@@ -41,7 +41,7 @@ def test_text_names_every_method_and_what_the_roof_is(kvtune, config):
     said = kvtune("plan", "--config", config.parent, "--device", "h200", *LENGTHS).out
     for name in ("full", "snapkv", "kivi", "quest", "palu"):
         assert f"\n{name}" in said
-    assert "The roof is the memory bus alone" in said
+    assert "memory bus alone" in " ".join(said.split())
 
 
 def test_a_workload_gives_the_lengths(kvtune, config, tmp_path):
