@@ -110,7 +110,13 @@ class MethodStack:
         found = (store.leader(layer.index, layer.layers) for store in self.stores)
         return next((leader for leader in found if leader is not None), None)
 
-    def selected_bytes(self, shape: PlaneShape, held: History, tokens: int) -> int:
+    def selected_bytes(
+        self,
+        shape: PlaneShape,
+        held: History,
+        tokens: int,
+        observed: Mapping[str, int] | None = None,
+    ) -> int:
         """Bytes read to fetch `tokens` of the `held` tokens of each head of that store."""
         formula: SelectedBytes = _full_selected
         for store in reversed(self.stores):
@@ -118,7 +124,8 @@ class MethodStack:
         some = formula(shape, held, tokens)
         if some is not None:
             return some
-        return self.plane_bytes(shape, held) + self.borrowed_bytes(shape, held)
+        own = self.plane_bytes(shape, held, observed)
+        return own + self.borrowed_bytes(shape, held, observed)
 
     def held(self, seen: History, layer: LayerShape) -> History:
         """What a layer holds for each KV head after `seen` (prompt, decoded) tokens."""

@@ -113,7 +113,7 @@ class Plane(ABC):
 
     def select(self, index: Tensor) -> tuple[Tensor, int]:
         """Return the token vectors at `index` [heads, m], and the bytes that this touched."""
-        return gather_tokens(self.read(), index), self.nbytes
+        return gather_tokens(self.read(), index), self.nbytes + self.borrowed_bytes
 
     def keep(self, index: Tensor) -> None:
         """Hold only the tokens at `index` [heads, m] (ascending, distinct), and free the others.

@@ -16,6 +16,7 @@ from kvtune.policies.method import (
     PlaneFactory,
     PlaneShape,
     Saves,
+    SelectedBytes,
     StoreMethod,
 )
 from kvtune.types import Harm
@@ -158,6 +159,14 @@ class MiniCache(StoreMethod):
         if self.leader(shape.layer, shape.layers) is None:
             return 0
         return inner(shape, self._merged(held, observed))
+
+    def selected_through(
+        self, shape: PlaneShape, held: History, tokens: int, inner: SelectedBytes
+    ) -> int | None:
+        """A merged layer is read whole, one without a partner as `inner` is."""
+        if self.partner(shape.layer, shape.layers) is None:
+            return inner(shape, held, tokens)
+        return None
 
     def passing_bytes(self, shape: PlaneShape, held: History, own_bytes: int) -> int:
         """Full precision in the lower layer until the upper one has stored its prompt as well."""

@@ -35,6 +35,7 @@ class TestChunkKV(MethodContract):
         "chunkkv:budget_tokens=28,window_tokens=4,chunk_tokens=3,reuse_layers=1,"
         "fairness=proportional",
     )
+    block_tokens = 24
     exact = "chunkkv:budget_tokens=41,window_tokens=4"
     ladder = (
         "chunkkv:budget_tokens=12,window_tokens=4,chunk_tokens=4",

@@ -23,6 +23,8 @@ class TestKVzip(MethodContract):
         "kvzip:kept_ratio=0.4,chunk_tokens=16,sink_tokens=2",
         "kvzip:kept_ratio=0.5,mode=pair-uniform,chunk_tokens=512",
         "kvzip:kept_ratio=0.6,sink_tokens=1,fairness=proportional",
+        "kvzip:kept_ratio=0.4 + "
+        "kivi:bits=4,key_group_tokens=8,value_group_channels=16,residual_tokens=8",
         "kvzip:kept_ratio=0.5,mode=pair-uniform + "
         "r-kv:budget_tokens=3,buffer_tokens=2,window_tokens=2",
     )

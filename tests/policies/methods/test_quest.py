@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from contracts.method import MethodContract  # noqa: E402
-from contracts.tiny_models import follow, tiny_engine, tokens  # noqa: E402
+from contracts.tiny_models import follow, ready, tiny_engine, tokens  # noqa: E402
 from pydantic import ValidationError  # noqa: E402
 
 from kvtune.engines.reference.layer import LayerCache, LayerSetup  # noqa: E402
@@ -32,6 +32,7 @@ class TestQuest(MethodContract):
         "quest:page_tokens=4,budget_tokens=12,dense_layers=0",
         "chunkkv:budget_tokens=24,window_tokens=4,chunk_tokens=4 + "
         "quest:page_tokens=4,budget_tokens=12,dense_layers=0",
+        "quest:page_tokens=4,budget_tokens=12,dense_layers=0 + vllm-int8-per-token-head",
     )
     exact = "quest:page_tokens=4,budget_tokens=64,dense_layers=0"
     ladder = (
@@ -250,6 +251,26 @@ def test_read_bytes_by_formula_are_those_touched_in_a_model():
         expected = footprint(stack, engine.layers, size, 2)
         assert sequence.measured() == expected
     assert expected.read_bytes_per_step < expected.resident_bytes / 2
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "minicache",
+        "kivi:bits=4,key_group_tokens=8,value_group_channels=16,residual_tokens=8",
+        "palu",
+        "paging:block_tokens=8",
+    ],
+)
+def test_bytes_read_are_exact_over_stores_that_cannot_read_single_tokens_too(store):
+    engine = tiny_engine()
+    stack = ready(
+        engine, parse_stack("quest:page_tokens=4,budget_tokens=12,dense_layers=0 + " + store)
+    )
+    for size, decoded in ((9, 1), (9, 9), (41, 3)):
+        _, sequence = follow(engine, stack, tokens(size), tokens(decoded, 1))
+        expected = footprint(stack, engine.layers, size, decoded, sequence.observed())
+        assert sequence.measured() == expected
 
 
 def test_summaries_of_a_half_precision_model_are_a_sixteenth_of_the_cache():

@@ -27,6 +27,7 @@ class TestRKV(MethodContract):
         "r-kv:budget_tokens=3,buffer_tokens=1,window_tokens=2,centre_keys=true",
         "r-kv:budget_tokens=20,buffer_tokens=1,window_tokens=4,pin_prompt=false,"
         "fairness=proportional",
+        "r-kv:budget_tokens=3,buffer_tokens=2,window_tokens=2 + paging:block_tokens=8",
         "chunkkv:budget_tokens=24,window_tokens=4,chunk_tokens=5 + "
         "r-kv:budget_tokens=3,buffer_tokens=2,window_tokens=2",
     )
