@@ -356,6 +356,16 @@ class ArchitectureMethod(Method):
         """Whether a model with this config.json has the architecture."""
 
     @abstractmethod
+    def bytes_per_token(
+        self, config: Mapping[str, Any], tokens: int = 0, element_bytes: int = 2
+    ) -> int:
+        """Bytes that the token after the first `tokens` adds to the cache of one sequence.
+
+        Raises:
+            BadInput: the model does not have the architecture.
+        """
+
+    @abstractmethod
     def advise(self, config: Mapping[str, Any]) -> Sequence[str]:
         """What the architecture means for this model: costs of alternatives, methods that fall."""
 

@@ -25,7 +25,7 @@ from kvtune.errors import BadInput
 from kvtune.policies.calibration import CalibratedMethod, Calibration
 from kvtune.policies.compose import require_legal
 from kvtune.policies.eviction import Span
-from kvtune.policies.method import LayerShape, Role
+from kvtune.policies.method import ArchitectureMethod, LayerShape, Role
 from kvtune.policies.method_stack import MethodStack
 
 
@@ -82,6 +82,11 @@ class ReferenceEngine:
         return tuple(facts.shape for facts in self.facts)
 
     @property
+    def config(self) -> dict[str, Any]:
+        """What the model's config.json would say."""
+        return {**self.model.config.to_dict(), "architectures": [type(self.model).__name__]}
+
+    @property
     def model_hash(self) -> str:
         """Identifies the weights: 16 hex digits over names, shapes and a sample of each."""
         if self._model_hash is None:
@@ -116,10 +121,14 @@ class ReferenceEngine:
         what was stored, as in decoding (for stores; evictors act after the prompt either way).
 
         Raises:
-            BadInput: the methods do not go together, or one needs a calibration that is not there.
+            BadInput: the methods do not go together, one needs a calibration that is not there, or
+                one is an architecture that this model does not have.
         """
         stack = stack or MethodStack()
         require_legal(stack)
+        for method in stack.methods:
+            if isinstance(method, ArchitectureMethod):
+                method.require(self.config)
         shared: dict[Any, Any] = {}
         layers = [
             LayerCache(self._setup(facts, stack, tuple(spans), exact_prefill, shared))
