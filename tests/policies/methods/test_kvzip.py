@@ -23,10 +23,6 @@ class TestKVzip(MethodContract):
         "kvzip:kept_ratio=0.4,chunk_tokens=16,sink_tokens=2",
         "kvzip:kept_ratio=0.5,mode=pair-uniform,chunk_tokens=512",
         "kvzip:kept_ratio=0.6,sink_tokens=1,fairness=proportional",
-        "kvzip:kept_ratio=0.4 + "
-        "kivi:bits=4,key_group_tokens=8,value_group_channels=16,residual_tokens=8",
-        "kvzip:kept_ratio=0.5,mode=pair-uniform + "
-        "r-kv:budget_tokens=3,buffer_tokens=2,window_tokens=2",
     )
     exact = "kvzip:kept_ratio=1"
     ladder = (
@@ -213,6 +209,24 @@ def test_one_kv_head_has_layers_of_different_lengths_and_exact_bytes():
     assert sum(lengths) == 60
     assert len(set(lengths)) > 1
     assert sequence.measured() == footprint(stack, engine.layers, 50, 2, sequence.observed())
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "kvzip:kept_ratio=0.4 + "
+        "kivi:bits=4,key_group_tokens=8,value_group_channels=16,residual_tokens=8",
+        "kvzip:kept_ratio=0.4 + vllm-int8-per-token-head",
+        "kvzip:kept_ratio=0.5,mode=pair-uniform + "
+        "r-kv:budget_tokens=3,buffer_tokens=2,window_tokens=2",
+    ],
+)
+def test_bytes_are_exact_in_any_format_and_with_a_second_eviction(rest):
+    engine, stack = tiny_engine(), parse_stack(rest)
+    for count, decoded in ((1, 3), (16, 0), (41, 9)):
+        _, sequence = follow(engine, stack, tokens(count), tokens(decoded, 1))
+        expected = footprint(stack, engine.layers, count, decoded, sequence.observed())
+        assert sequence.measured() == expected
 
 
 def test_passes_announce_each_chunk_and_repeat_it():
