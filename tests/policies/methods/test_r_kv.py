@@ -121,7 +121,7 @@ def test_a_group_is_as_interested_as_its_most_interested_head():
     )
     keys = torch.eye(8)[None, :6]
     prompt(layer, (torch.zeros(2, 5, 8), keys[:, :5], keys[:, :5]))
-    # Head 0 asks most for token 1 (logit 4), head 1 for token 3 (3), both a little for token 2 (2.5).
+    # One head asks most for token 1 (logit 4), the other for token 3 (3), both for token 2 (2.5).
     unit = torch.eye(8)
     query = torch.stack((4 * unit[1] + 2.5 * unit[2], 3 * unit[3] + 2.5 * unit[2]))[:, None]
     decode(layer, (query, keys[:, 5:], keys[:, 5:]), 5)
