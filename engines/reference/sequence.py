@@ -61,7 +61,7 @@ class Sequence:
         """Whether each layer holds every token that was read, at positions from 0."""
         seen = len(self.token_ids)
         return self.seen_tokens == seen and all(
-            group.tokens == seen and group.stored is None
+            group.tokens == seen and group.stored is None and group.first == 0
             for layer in self.layers
             for group in layer.groups
         )

@@ -10,6 +10,7 @@ from kvtune.engines.reference.modules import ModuleCache, Prompt
 from kvtune.engines.reference.reuse import prefix_cache
 from kvtune.errors import BadInput
 from kvtune.policies.footprint import footprint
+from kvtune.policies.method import ArchitectureMethod, methods
 from kvtune.policies.method_stack import parse_stack
 from kvtune.policies.methods.prefix_caching import PrefixCaching
 from kvtune.policies.methods.tiers import Tiers
@@ -18,13 +19,8 @@ from kvtune.policies.tiering import Speeds
 
 LOADING_PAYS = Speeds({"host": 1e12, "disk": 1e12}, 1.0)
 COMPUTING_PAYS = Speeds({"host": 1.0, "disk": 1.0}, 1e-9)
-STACKS = (
-    "tiers",
-    "tiers + paging",
-    "tiers + kivi",
-    "tiers + palu",
-    "tiers + streaming-llm",
-    "tiers + quest",
+RUNNING = sorted(
+    name for name, method in methods().items() if not issubclass(method, ArchitectureMethod | Tiers)
 )
 PROMPT = tokens(41)
 
@@ -33,25 +29,26 @@ def copies(sequence):
     return {name: x.clone() for name, x in sequence.tensors().items()}
 
 
-@pytest.mark.parametrize("text", STACKS)
-def test_a_sequence_comes_back_bit_by_bit_and_is_counted_where_it_is(text):
-    engine, stack = tiny_engine(), parse_stack(text)
-    _, sequence = follow(engine, stack, PROMPT, [3, 4])
+@pytest.mark.parametrize("name", [*RUNNING, "paging + tiers + quest"])
+def test_a_sequence_comes_back_bit_by_bit_and_is_counted_where_it_is(name):
+    engine, stack = tiny_engine(), parse_stack(name if "tiers" in name else f"{name} + tiers")
+    _, sequence = follow(engine, stack, tokens(150), [3, 4])
     before, resident = copies(sequence), sequence.resident_bytes
-    (expected,) = engine.decode([sequence.fork()], [[5]])
+    twin = sequence.fork()
+    assert twin.measured() == sequence.measured()
     assert swap_out(engine, sequence) == "host"
     moved = sequence.measured()
-    assert moved == footprint(stack, engine.layers, 41, 2, observed=sequence.observed())
-    assert moved.remote_bytes > 0.7 * resident
+    assert moved == footprint(stack, engine.layers, 150, 2, observed=sequence.observed())
+    assert moved.remote_bytes > 0.3 * resident
     assert moved.resident_bytes + moved.remote_bytes == resident
     assert swap_in(engine, sequence)
     after = copies(sequence)
     assert after.keys() == before.keys()
-    for name, x in after.items():
-        if not name.endswith("table"):
-            assert torch.equal(x, before[name]), name
-    assert sequence.measured() == footprint(stack, engine.layers, 41, 2, sequence.observed())
-    (found,) = engine.decode([sequence], [[5]])
+    for part, x in after.items():
+        # Pages may come back elsewhere in the pool.
+        assert part.endswith("table") or torch.equal(x, before[part]), part
+    assert sequence.measured() == footprint(stack, engine.layers, 150, 2, sequence.observed())
+    found, expected = engine.decode([sequence, twin], [[5], [5]])
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
 
 

@@ -128,6 +128,12 @@ def test_logits_of_every_token_need_every_token(engine):
         assert len(logits) == 40
 
 
+def test_tokens_at_other_positions_are_not_a_prefix(engine):
+    stack = parse_stack("prefix-caching")
+    engine.prefill([engine.start(stack)], [SHARED], positions=[range(5, 45)])
+    assert len(cache_of(engine, stack).blocks) == 0
+
+
 def test_layers_with_a_trained_window_are_shared_before_they_slide():
     model = tiny_model("Gemma3TextConfig", sliding_window=12, query_pre_attn_scalar=32)
     engine = ReferenceEngine(model)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtune.errors import BadInput
+from kvtune.policies.footprint import footprint
 from kvtune.policies.method import History, PlaneShape
 from kvtune.policies.method_stack import parse_stack
 from kvtune.policies.methods.paging import BlockPool, PagedPlane, Paging
@@ -184,6 +185,28 @@ def test_a_store_with_a_window_is_refused_with_the_reason():
     assert isinstance(Paging().plane(ctx, full_plane), PagedPlane)
     with pytest.raises(BadInput, match="two kinds of page"):
         Paging().plane(ctx, lambda _: WindowPlane())
+
+
+@pytest.mark.parametrize(
+    ("outside", "inside"),
+    [
+        ("", "vllm-int8-per-token-head"),
+        ("quest:page_tokens=4,budget_tokens=16", ""),
+        ("quest:page_tokens=4,budget_tokens=16", "vllm-int8-per-token-head"),
+        ("palu", "vllm-int8-per-token-head"),
+        ("h2o:heavy_tokens=8,recent_tokens=8", ""),
+        ("streaming-llm:window_tokens=16", ""),
+    ],
+)
+def test_pages_change_no_answer_of_what_is_around_and_inside_them(outside, inside):
+    engine = tiny_engine()
+    around = [part for part in (outside, inside) if part]
+    paged_stack = parse_stack(" + ".join([outside, "paging:block_tokens=8", inside]))
+    found, sequence = follow(engine, paged_stack, tokens(60), [1, 2, 3])
+    expected, _ = follow(engine, parse_stack(" + ".join(around)), tokens(60), [1, 2, 3])
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    formula = footprint(paged_stack, engine.layers, 60, 3, observed=sequence.observed())
+    assert sequence.measured() == formula
 
 
 def test_a_forked_sequence_goes_on_by_itself():
