@@ -1,0 +1,4 @@
+"""Attention that is built into checkpoints, run with caches whose bytes are counted.
+
+Multi-query and grouped-query models need nothing of their own: the reference engine runs them.
+"""
