@@ -107,6 +107,22 @@ RULES = (
     ),
     Rule(
         "refused",
+        "heads of different lengths cannot share latents",
+        lambda stack: _ragged(stack) and any(store.joins_heads for store in stack.stores),
+    ),
+    Rule(
+        "refused",
+        "heads whose vectors are merged as one must keep the same tokens while decoding",
+        lambda stack: (
+            any(store.axis is Axis.LAYER and store.joins_heads for store in stack.stores)
+            and any(
+                evictor.acts != "prefill" and evictor.heads != "uniform"
+                for evictor in stack.evictors
+            )
+        ),
+    ),
+    Rule(
+        "refused",
         "pages are chosen for all heads of a layer, which need the same number of tokens",
         lambda stack: _ragged(stack) and stack.selection is not None,
     ),
@@ -216,4 +232,6 @@ def _candidates(stack: MethodStack) -> Iterator[MethodStack]:
 
 
 def _milder(method: Method) -> tuple[Method, ...]:
-    return method.uniform_variants if isinstance(method, TokenMethod) else ()
+    if isinstance(method, TokenMethod):
+        return method.uniform_variants
+    return method.apart_variants if isinstance(method, StoreMethod) else ()

@@ -194,5 +194,6 @@ def _constants(stack: MethodStack, layers: Sequence[LayerShape]) -> int:
     total = 0
     for store in stack.stores:
         total += store.constants_bytes(planes)
-        planes = [store.inner_shape(plane) for plane in planes]
+        inside = [store.inner_shape(plane) for plane in planes]
+        planes = [plane for plane in inside if plane is not None]
     return total

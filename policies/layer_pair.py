@@ -109,9 +109,7 @@ class HalfPlane(Plane):
 
     def keep_tail(self, index: Tensor) -> None:
         """Hold only tail tokens at `index` [heads, m]."""
-        if self.tail_tokens:
-            self.held["tail"] = gather_tokens(self.held["tail"], index)
-        self.settled = 0
+        self.held["tail"] = gather_tokens(self.held["tail"], index)
 
     def restore(self, lower: LowerPlane) -> Tensor:
         """Give the directions of `lower` this layer's lengths, and put back what stays."""
@@ -233,14 +231,14 @@ class LowerPlane(HalfPlane):
             )
         rows = index.expand(self.shape.heads, -1)
         by_unit = rows.reshape(self.units, -1, rows.shape[1])
-        merged = int((rows[0] < self.merged_tokens).sum())
-        same_split = bool(((rows < self.merged_tokens).sum(-1) == merged).all())
-        if not same_split or bool((by_unit != by_unit[:, :1]).any()):
+        if bool((by_unit != by_unit[:, :1]).any()):
             raise BadInput(
                 "merged layers cannot follow an eviction that keeps other tokens in each head",
-                fix="set per_head=true and decode_merge=true, or evict the same from all heads",
+                fix="set per_head=true, or evict the same from all heads",
             )
-        tail = rows[:, merged:] - self.merged_tokens
+        # Where heads keep different numbers of merged tokens, the surplus is restored.
+        merged = int((rows < self.merged_tokens).sum(-1).min())
+        tails = [gather_tokens(half.restore(self), rows[:, merged:]) for half in (self, upper)]
         if self.merged_tokens:
             own = by_unit[:, 0, :merged]
             lost = own.new_full((self.units, self.merged_tokens), -1)
@@ -252,13 +250,18 @@ class LowerPlane(HalfPlane):
             for half in (self, upper):
                 half.keep_merged(own, retained)
             self.inner.keep(rows[:, :merged])
-        for half in (self, upper):
-            half.keep_tail(tail)
+        for half, tail in zip((self, upper), tails, strict=True):
+            half.held["tail"] = tail
+            half.settled = 0
 
     def clear(self) -> None:
         """Drop every token."""
         super().clear()
         self.inner.clear()
+
+    def facts(self) -> dict[str, int]:
+        """Its own, and those of what holds the directions."""
+        return self.inner.facts() | super().facts()
 
     def retained_at(self) -> tuple[Tensor, Tensor]:
         """Unit and token of each vector that stays."""
@@ -289,6 +292,12 @@ class UpperPlane(HalfPlane):
         """Bytes of the directions."""
         lower = self.other
         return lower.inner.nbytes if isinstance(lower, LowerPlane) else 0
+
+    def facts(self) -> dict[str, int]:
+        """Its own, and those of what holds the directions."""
+        lower = self.other
+        inner = lower.inner.facts() if isinstance(lower, LowerPlane) else {}
+        return inner | super().facts()
 
     def append(self, x: Tensor) -> None:
         """Add token vectors; a prompt is merged with the lower layer's at once."""

@@ -216,6 +216,16 @@ class StoreMethod(Method):
     each_token_alone: ClassVar[bool] = True
     rebases: ClassVar[bool] = False
 
+    @property
+    def joins_heads(self) -> bool:
+        """Whether one stored vector covers several heads of a token."""
+        return False
+
+    @property
+    def apart_variants(self) -> tuple[StoreMethod, ...]:
+        """This method with heads held apart, for stacks that need it; empty: there is none."""
+        return ()
+
     @abstractmethod
     def plane(self, ctx: PlaneContext, inner: PlaneFactory) -> Plane:
         """Build the empty store of one sequence's keys or values in one layer."""
@@ -234,8 +244,8 @@ class StoreMethod(Method):
         without them the formula estimates.
         """
 
-    def inner_shape(self, shape: PlaneShape) -> PlaneShape:
-        """The plane that a wrapping method stores through `inner`."""
+    def inner_shape(self, shape: PlaneShape) -> PlaneShape | None:
+        """The plane that a wrapping method stores through `inner`; None: it builds none there."""
         return shape
 
     def leader(self, layer: int, layers: int) -> int | None:

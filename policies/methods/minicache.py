@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -89,6 +90,16 @@ class MiniCache(StoreMethod):
         """Which tokens stay depends on the whole prompt, unless none do."""
         return "never" if self.retain_ratio else "fingerprint"
 
+    @property
+    def joins_heads(self) -> bool:
+        """A token is one vector over all heads unless each is merged by itself."""
+        return not self.per_head
+
+    @property
+    def apart_variants(self) -> tuple[StoreMethod, ...]:
+        """Each head merged by itself."""
+        return (self.model_copy(update={"per_head": True}),) if self.joins_heads else ()
+
     def partner(self, layer: int, layers: int) -> int | None:
         """The layer that `layer` of `layers` is merged with."""
         first = int(self.start_ratio * layers)
@@ -156,9 +167,14 @@ class MiniCache(StoreMethod):
         observed: Mapping[str, int] | None = None,
     ) -> int:
         """The directions, which the upper layer reads from the lower one."""
-        if self.leader(shape.layer, shape.layers) is None:
+        leader = self.leader(shape.layer, shape.layers)
+        if leader is None:
             return 0
-        return inner(shape, self._merged(held, observed))
+        return inner(replace(shape, layer=leader), self._merged(held, observed))
+
+    def inner_shape(self, shape: PlaneShape) -> PlaneShape | None:
+        """The directions, which the lower layer holds for both."""
+        return shape if self.leader(shape.layer, shape.layers) is None else None
 
     def selected_through(
         self, shape: PlaneShape, held: History, tokens: int, inner: SelectedBytes

@@ -45,8 +45,8 @@ class OjaKV(CalibratedMethod, StoreMethod):
     meanwhile. Tokens are projected when they leave the recent ones, in the basis of that moment.
 
     The basis belongs to the sequence and is counted, in float32: at half rank and 16-bit vectors it
-    takes what 2 d latents save. Where an eviction moves tokens between the
-    parts, full precision follows the slots: the first and the recent of those that are left.
+    takes what 2 d latents save. Where an eviction moves tokens between the parts, full precision
+    follows the slots: the first and the recent of those that are left.
 
     How often and how fast to update, how many tokens stay whole, and what happens to stored latents
     are choices made here, not the paper's. Rates of 0.05 hardly move a basis within a prompt; on

@@ -96,6 +96,16 @@ class Palu(CalibratedMethod, StoreMethod):
         """Only the grouping shapes what is learned."""
         return fingerprint_of([self.name, self.group_heads])
 
+    @property
+    def joins_heads(self) -> bool:
+        """Groups share latents."""
+        return self.group_heads > 1
+
+    @property
+    def apart_variants(self) -> tuple[StoreMethod, ...]:
+        """Groups of one head."""
+        return (self.model_copy(update={"group_heads": 1}),) if self.joins_heads else ()
+
     def groups(self, heads: int) -> int:
         """How many groups `heads` KV heads form."""
         sizes = range(min(self.group_heads, heads), 0, -1)

@@ -184,6 +184,22 @@ def test_heads_may_keep_different_tokens_where_each_is_merged_by_itself():
         assert torch.equal(plane.read(), expected)
 
 
+def test_heads_that_keep_different_numbers_of_merged_tokens_restore_the_surplus():
+    lower, upper = pair(units=HEADS, retain=0.3)
+    fill((lower, upper))
+    for step in range(3):
+        lower.append(random(1, 30 + step))
+        upper.append(random(1, 40 + step))
+    shown = lower.read(), upper.read()
+    index = torch.tensor([[0, 3, 9, 21, 22], [1, 2, 9, 12, 22]])
+    for plane in (lower, upper):
+        plane.keep(index)
+    assert lower.merged_tokens == upper.merged_tokens == 3
+    for plane, before in zip((lower, upper), shown, strict=True):
+        expected = torch.stack([before[head, index[head]] for head in range(HEADS)])
+        assert torch.equal(plane.read(), expected)
+
+
 def test_heads_that_are_merged_together_must_keep_the_same_tokens():
     lower, upper = pair()
     fill((lower, upper))

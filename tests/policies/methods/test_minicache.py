@@ -3,6 +3,7 @@ import torch
 from contracts.method import MethodContract
 from contracts.tiny_models import follow, tiny_engine, tokens
 
+from kvtune.policies.compose import nearest_legal, refusals
 from kvtune.policies.footprint import ROLES, footprint
 from kvtune.policies.method import History, LayerShape, PlaneShape
 from kvtune.policies.method_stack import MethodStack, parse_stack
@@ -123,6 +124,29 @@ def test_directions_can_be_quantized():
     expected = footprint(stack, engine.layers, 300, 3, observed=sequence.observed())
     assert sequence.measured() == expected
     assert sequence.resident_bytes < 0.7 * unquantized.resident_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("scissorhands + minicache", "scissorhands + minicache:per_head=True"),
+        ("kvzip:mode=pair + palu", "kvzip:mode=pair-uniform + palu"),
+    ],
+)
+def test_heads_that_share_a_vector_ask_for_the_same_tokens(text, nearest):
+    stack = parse_stack(text)
+    assert refusals(stack)
+    assert nearest_legal(stack) == parse_stack(nearest)
+
+
+def test_projections_inside_are_counted_once_for_both_layers():
+    engine = tiny_engine()
+    stack = parse_stack("minicache + palu")
+    _, sequence = follow(engine, stack, tokens(30), tokens(2, 1))
+    found = sequence.measured()
+    assert found == footprint(stack, engine.layers, 30, 2, observed=sequence.observed())
+    _, unmerged = follow(engine, parse_stack("palu"), tokens(30), [])
+    assert 4 * found.constant_bytes == 3 * unmerged.measured().constant_bytes
 
 
 def test_a_prefix_is_published_only_if_no_token_stays():
