@@ -87,6 +87,25 @@ def test_pages_are_shared_and_counted_once(engine):
     assert pool.used_blocks == 8
 
 
+def test_pages_of_a_running_sequence_outlive_their_place_in_the_cache(engine):
+    stack = parse_stack("prefix-caching:capacity_blocks=1 + paging")
+    sequence = engine.start(stack)
+    engine.prefill([sequence], [SHARED])
+    (pool,) = (value for value in engine.shared.values() if isinstance(value, BlockPool))
+    assert len(cache_of(engine, stack).blocks) == 1
+    for seed in range(3):
+        engine.prefill([engine.start(stack)], [tokens(40, seed + 7)])
+    (found,) = engine.decode([sequence], [[3]])
+    plain = engine.start()
+    engine.prefill([plain], [SHARED])
+    (expected,) = engine.decode([plain], [[3]])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    sequence.free()
+    gc.collect()
+    assert pool.used_blocks == 8
+    assert sequence.resident_bytes == 0
+
+
 def test_formulas_know_what_was_reused(engine):
     stack = parse_stack("prefix-caching:block_tokens=8")
     for _ in range(2):
