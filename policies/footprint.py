@@ -6,12 +6,14 @@ Everything is for one sequence on one device, over the full-attention layers giv
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvtune.policies.method import History, LayerShape, Role
 from kvtune.policies.method_stack import MethodStack
 
 POSITION_BYTES = 4
+Facts = dict[tuple[int, Role], dict[str, int]]
+"""What planes say of their data, by layer and role."""
 ROLES: tuple[Role, Role] = ("key", "value")
 
 
@@ -37,14 +39,26 @@ class Footprint:
 class Observed:
     """What only a run can tell: tokens kept by each head of ragged layers, and planes' facts.
 
-    `reused_tokens` of the prompt were not computed but taken over, by all layers, before the rest.
-    `swapped_out`: the keys and values lie on another tier.
+    `facts` are those after the latest step, `facts_at` those after the prompt (0) and after each
+    number of decoded tokens, `facts_read` those when the latest step read. `reused_tokens` of the
+    prompt were not computed but taken over, by all layers, before the rest. `swapped_out`: the keys
+    and values lie on another tier.
     """
 
     kept: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    facts: Mapping[tuple[int, Role], Mapping[str, int]] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     reused_tokens: int = 0
     swapped_out: bool = False
+    facts_at: Mapping[int, Facts] = field(default_factory=dict)
+    facts_read: Facts = field(default_factory=dict)
+
+    def at(self, decoded_tokens: int) -> Observed:
+        """What was known after so many decoded tokens, or at the end if that was not noted."""
+        return replace(self, facts=self.facts_at.get(decoded_tokens, self.facts))
+
+    def reading(self) -> Observed:
+        """What was known when the latest step read."""
+        return replace(self, facts=self.facts | self.facts_read)
 
 
 def footprint(
@@ -66,7 +80,10 @@ def footprint(
     now = History(prompt_tokens, decoded_tokens)
     # What waits to be compressed is freed in blocks, so that an earlier step may have held more.
     resident = [
-        sum(_resident(stack, layer, History(prompt_tokens, step), observed) for layer in layers)
+        sum(
+            _resident(stack, layer, History(prompt_tokens, step), observed.at(step))
+            for layer in layers
+        )
         for step in (range(decoded_tokens + 1) if every_step else (decoded_tokens,))
     ]
     moved = 0
@@ -75,8 +92,8 @@ def footprint(
         moved = sum(_planes(stack, *at, role, observed) for at in held for role in ROLES)
     return Footprint(
         resident_bytes=resident[-1] - moved,
-        read_bytes_per_step=sum(_read(stack, layer, now, observed) for layer in layers),
-        peak_bytes=max(_prompt_peak(stack, layers, prompt_tokens, observed), *resident),
+        read_bytes_per_step=sum(_read(stack, layer, now, observed.reading()) for layer in layers),
+        peak_bytes=max(_prompt_peak(stack, layers, prompt_tokens, observed.at(0)), *resident),
         remote_bytes=moved,
         constant_bytes=_constants(stack, layers),
     )

@@ -48,7 +48,6 @@ class HalfPlane(Plane):
         self.dtype, self.device = ctx.dtype, ctx.device
         self.sequence = ctx.sequence
         self.sequence["half", ctx.shape.layer, ctx.shape.role] = self
-        self.retained_at_once = 0
         self.settled = 0
 
     @property
@@ -97,15 +96,12 @@ class HalfPlane(Plane):
         if self.merged_tokens:
             lengths = torch.cat((self.held["lengths"], lengths), dim=1)
             vectors = torch.cat((self.held["retained"], vectors))
-        else:
-            self.retained_at_once = len(vectors)
         self.held |= {"lengths": lengths, "retained": vectors}
 
     def keep_merged(self, index: Tensor, retained: Tensor) -> None:
         """Hold only merged tokens at `index` [units, m], and those at `retained` that stay."""
         self.held["lengths"] = self.held["lengths"].gather(1, index)
         self.held["retained"] = self.held["retained"][retained]
-        self.retained_at_once = len(self.held["retained"])
 
     def keep_tail(self, index: Tensor) -> None:
         """Hold only tail tokens at `index` [heads, m]."""
@@ -130,14 +126,13 @@ class HalfPlane(Plane):
     def clear(self) -> None:
         """Drop every token."""
         self.held = {}
-        self.settled = self.retained_at_once = 0
+        self.settled = 0
 
     def facts(self) -> dict[str, int]:
-        """How many tokens are merged, and how many vectors stay: after the prompt, and now."""
+        """How many tokens are merged, and how many vectors stay."""
         return {
             "merged": self.merged_tokens,
             "retained": len(self.held["retained"]) if self.merged_tokens else 0,
-            "retained_at_once": self.retained_at_once,
         }
 
 

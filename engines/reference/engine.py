@@ -205,7 +205,7 @@ class ReferenceEngine:
         ]
         logits = self._forward(rows, "right", True)
         for sequence in sequences:
-            sequence.note_peak()
+            sequence.note_step()
         return logits
 
     def generate(
@@ -332,4 +332,4 @@ class ReferenceEngine:
 
             evict_whole_sequence(self, sequence, prompt)
         sequence.prompt_tokens = sequence.seen_tokens
-        sequence.note_peak()
+        sequence.note_step()

@@ -80,6 +80,7 @@ class LayerCache:
         self.ragged = False
         self.staged: Staged | None = None
         self.read_bytes_per_step = 0
+        self.facts_read: dict[Role, dict[str, int]] = {}
         self.scratch_bytes = 0
 
     @property
@@ -199,6 +200,11 @@ class LayerCache:
         """The planes of keys and values, by group."""
         for group in self.groups:
             yield from (group.keys, group.values)
+
+    def facts(self) -> dict[Role, dict[str, int]]:
+        """What the planes say of their data (of ragged heads: the first one's)."""
+        group = self.groups[0]
+        return {"key": group.keys.facts(), "value": group.values.facts()}
 
     @property
     def staged_bytes(self) -> int:
@@ -340,6 +346,7 @@ class LayerCache:
     def _read_selected(self, queries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and positions that a step attends to: what the selector chose, or all."""
         group, compact = self.groups[0], self.stack.compact
+        self.facts_read = self.facts()
         chosen = None
         if self.selector is not None and queries.shape[1] == 1:
             chosen = self.selector.choose(queries[:, 0], group.tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from kvtune.engines.reference.layer import LayerCache
 from kvtune.policies.eviction import Span
-from kvtune.policies.footprint import Footprint, Observed
+from kvtune.policies.footprint import Facts, Footprint, Observed
 from kvtune.policies.method import Role
 from kvtune.policies.method_stack import MethodStack
 from kvtune.policies.plane import Piece
@@ -48,6 +49,7 @@ class Sequence:
         self.token_ids: list[int] = []
         self.prompt_tokens = 0
         self.peak_bytes = 0
+        self.facts_at: dict[int, Facts] = {}
         self.parked: Parked | None = None
         self.recording: list[tuple[Tensor, Tensor, Tensor]] | None = None
 
@@ -122,6 +124,16 @@ class Sequence:
         """Bytes of `tensors()`."""
         return sum(layer.nbytes for layer in self.layers)
 
+    def note_step(self) -> None:
+        """Count what is held after the prompt or after decoded tokens, and note planes' facts."""
+        self.note_peak()
+        decoded = self.seen_tokens - self.prompt_tokens
+        if not decoded:
+            self.facts_at = {}
+        facts = _facts([layer.facts() for layer in self.layers])
+        if any(facts.values()):
+            self.facts_at[decoded] = facts
+
     def note_peak(self, passing_bytes: int = 0) -> None:
         """Count what is held now, and `passing_bytes` that are about to be freed."""
         self.peak_bytes = max(self.peak_bytes, self.resident_bytes + passing_bytes)
@@ -152,9 +164,16 @@ class Sequence:
             for layer in self.layers
             if layer.ragged
         }
-        facts: dict[tuple[int, Role], dict[str, int]] = {}
-        for layer in self.layers:
-            index = layer.setup.shape.index
-            facts[index, "key"] = layer.groups[0].keys.facts()
-            facts[index, "value"] = layer.groups[0].values.facts()
-        return Observed(kept, facts, self.reused_tokens)
+        return Observed(
+            kept,
+            _facts([layer.facts() for layer in self.layers]),
+            self.reused_tokens,
+            facts_at=self.facts_at,
+            facts_read=_facts([layer.facts_read for layer in self.layers]),
+        )
+
+
+def _facts(layers: Items[Mapping[Role, dict[str, int]]]) -> Facts:
+    return {
+        (index, role): facts for index, layer in enumerate(layers) for role, facts in layer.items()
+    }

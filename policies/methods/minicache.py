@@ -151,7 +151,7 @@ class MiniCache(StoreMethod):
         if observed is None:
             retained = units * round(self.retain_ratio * merged.tokens)
         else:
-            retained = observed["retained" if held.appended else "retained_at_once"]
+            retained = observed["retained"]
         vector_bytes = shape.heads // units * shape.width * shape.element_bytes
         total += retained * vector_bytes
         if self.leader(shape.layer, shape.layers) is None and merged.tokens:

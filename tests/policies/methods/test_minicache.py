@@ -45,7 +45,7 @@ def test_bytes_of_a_pair_add_up_as_the_paper_counts():
     """D b / 8 shared, two lengths of 2 bytes, and |I| (2 D 2 + 4) for the tokens that stay."""
     width, count, retained = 8 * 128, 1000, 37
     method = MiniCache()
-    facts = {"merged": count, "retained": retained, "retained_at_once": retained}
+    facts = {"merged": count, "retained": retained}
     for inner, shared in ((full_bytes, width * 2), (four_bits, width // 2)):
         total = sum(
             method.plane_bytes(
@@ -100,6 +100,8 @@ def test_both_layers_of_a_pair_keep_the_same_tokens_under_an_evictor(decode_merg
         f"streaming-llm:sink_tokens=2,window_tokens=12 + minicache:decode_merge={decode_merge}"
     )
     _, sequence = follow(engine, stack, tokens(40), tokens(8, 1))
+    expected = footprint(stack, engine.layers, 40, 8, observed=sequence.observed())
+    assert sequence.measured() == expected
     third, fourth = (layer.groups[0] for layer in sequence.layers[2:])
     assert third.tokens == fourth.tokens == stack.held(History(40, 8), engine.layers[0]).tokens
     assert torch.equal(third.positions(third.keys), fourth.positions(fourth.keys))
