@@ -175,7 +175,8 @@ def describe(cache: ModelCache) -> str:
     heads = kv_heads(cache)
     if heads:
         each = " or ".join(str(count) for count in sorted(heads))
-        return f"its attention layers have {each} KV heads for {cache.query_heads} query heads"
+        noun = "KV head" if heads == {1} else "KV heads"
+        return f"its attention layers have {each} {noun} for {cache.query_heads} query heads"
     kept = ", ".join(sorted(kind.value for kind in _kinds(cache)))
     return f"its layers keep rows for all heads together ({kept})"
 

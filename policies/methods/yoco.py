@@ -52,11 +52,12 @@ class YouOnlyCacheOnce(CheckpointArchitecture):
             index: owner for index, owner in enumerate(cache_owners(cache)) if owner is not None
         }
         read = [owner for index, owner in owners.items() if owner != index]
+        sources = ", ".join(str(owner) for owner in sorted(set(read)))
         token = names_of(TokenMethod, lambda cls: True)
         merging = names_of(StoreMethod, lambda cls: cls.axis is Axis.LAYER)
         return [
             f"{len(owners)} attention layers keep caches in {len(owners) - len(read)}: the other "
-            f"{len(read)} read those of {len(set(read))} layers",
+            f"{len(read)} read those of {sources} (the first layer is 0)",
             "an error in a shared cache reaches all its readers: give number formats at least 4 "
             "bits",
             f"what a shared cache drops is lost to all its readers: token methods ({token}) must "
