@@ -79,7 +79,6 @@ class OjaKV(CalibratedMethod, StoreMethod):
     )
     key_space: ClassVar[Literal["post-rope", "pre-rope"]] = "pre-rope"
     terminal: ClassVar[bool] = False
-    each_token_alone: ClassVar[bool] = False
     rebases: ClassVar[bool] = True
 
     keep_ratio: float = Field(default=0.5, gt=0, le=1)
@@ -114,6 +113,11 @@ class OjaKV(CalibratedMethod, StoreMethod):
         _, found = torch.linalg.eigh(vectors.mT @ vectors / vectors.shape[1])
         return {"basis": found.flip(-1).float().contiguous()}
 
+    @property
+    def each_token_alone(self) -> bool:
+        """No: tokens are stored with others."""
+        return False
+
     def plane(self, ctx: PlaneContext, inner: PlaneFactory) -> Plane:
         """Build whole tokens around latents [heads, n, rank] in `inner`."""
         heads, rank = ctx.shape.heads, self.rank(ctx.shape.width)
@@ -135,7 +139,8 @@ class OjaKV(CalibratedMethod, StoreMethod):
         latents = max(held.tokens - self.whole_tokens, 0)
         at_once = min(latents, max(held.at_once - self.whole_tokens, 0))
         total = shape.full_bytes(held.tokens - latents)
-        total += inner(self.inner_shape(shape), History(at_once, latents - at_once))
+        if latents:
+            total += inner(self.inner_shape(shape), History(at_once, latents - at_once))
         return total + shape.heads * shape.width * rank * FLOAT32_BYTES
 
     def inner_shape(self, shape: PlaneShape) -> PlaneShape:

@@ -118,6 +118,18 @@ def test_the_upper_layer_follows_a_choice_that_it_would_not_make():
     assert kept == [False, True]
 
 
+def test_a_fork_goes_on_by_itself():
+    engine = tiny_engine()
+    stack = parse_stack("minicache:decode_merge=true,retain_ratio=0.3")
+    _, one = follow(engine, stack, tokens(40), tokens(3, 1))
+    two = one.fork()
+    first = [engine.decode([one], [[n]])[0] for n in (1, 2, 3)][-1]
+    other = [engine.decode([two], [[n]])[0] for n in (1, 2, 3)][-1]
+    assert torch.equal(first, other)
+    assert two.layers[3].groups[0].keys.other is two.layers[2].groups[0].keys
+    assert one.measured() == two.measured()
+
+
 def test_directions_can_be_quantized():
     engine = tiny_engine()
     stack = parse_stack("minicache + kivi:bits=4")

@@ -223,7 +223,10 @@ def test_what_is_settled_never_changes_and_nothing_is_shared():
 
 def test_latents_can_be_quantized_by_token():
     engine = tiny_engine()
-    stack = ready(engine, parse_stack(f"ojakv:{SMALL} + vllm-int8-per-token-head"))
-    _, sequence = follow(engine, stack, tokens(60), tokens(10, 1))
-    expected = footprint(stack, engine.layers, 60, 10, observed=sequence.observed())
-    assert sequence.measured() == expected
+    for rest in ("vllm-int8-per-token-head", "turboquant:center_keys=true"):
+        stack = ready(engine, parse_stack(f"ojakv:{SMALL} + {rest}"))
+        for prompt, decoded in ((60, 10), (1, 1)):
+            _, sequence = follow(engine, stack, tokens(prompt), tokens(decoded, 1))
+            observed = sequence.observed()
+            expected = footprint(stack, engine.layers, prompt, decoded, observed=observed)
+            assert sequence.measured() == expected
