@@ -138,9 +138,12 @@ RULES = (
     ),
     Rule(
         "refused",
-        "a store with a full-precision window, or with groups over tokens, needs a second kind of "
-        "page",
-        lambda stack: _pages(stack) and _grouped(stack),
+        "a store with a full-precision part, with groups over tokens, or with tables of its own "
+        "for each sequence needs a second kind of page",
+        lambda stack: (
+            _pages(stack)
+            and any(store.terminal and not store.one_page_kind for store in stack.stores)
+        ),
     ),
     Rule(
         "refused",

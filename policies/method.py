@@ -207,13 +207,12 @@ class StoreMethod(Method):
     `key_space` says on which keys it works: after RoPE, as attention uses them, or before it, in
     which case the engine takes the rotation off before storing and puts it on after reading.
     A wrapping method stores through `inner`, which is what follows it in the stack, full precision
-    at last; a terminal method ignores it. `each_token_alone` says that what is stored of a token
-    depends on no other one; `rebases` that stored vectors are re-expressed later.
+    at last; a terminal method ignores it. `rebases` says that stored vectors are re-expressed
+    later.
     """
 
     key_space: ClassVar[Literal["post-rope", "pre-rope"]] = "post-rope"
     terminal: ClassVar[bool] = True
-    each_token_alone: ClassVar[bool] = True
     rebases: ClassVar[bool] = False
 
     @property
@@ -225,6 +224,16 @@ class StoreMethod(Method):
     def apart_variants(self) -> tuple[StoreMethod, ...]:
         """This method with heads held apart, for stacks that need it; empty: there is none."""
         return ()
+
+    @property
+    def each_token_alone(self) -> bool:
+        """Whether what is stored of a token depends on no other token."""
+        return True
+
+    @property
+    def one_page_kind(self) -> bool:
+        """Whether pages of one kind can hold it: every token alone, and all in the same format."""
+        return self.each_token_alone
 
     @abstractmethod
     def plane(self, ctx: PlaneContext, inner: PlaneFactory) -> Plane:

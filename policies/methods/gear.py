@@ -63,7 +63,6 @@ class Gear(StoreMethod):
     saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.BANDWIDTH)
     acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
     needs: ClassVar[tuple[Need, ...]] = (Need.KERNEL,)
-    each_token_alone: ClassVar[bool] = False
     paper: ClassVar[Paper] = Paper(
         "GEAR: An Efficient KV Cache Compression Recipe for Near-Lossless Generative Inference "
         "of LLM",
@@ -89,6 +88,11 @@ class Gear(StoreMethod):
     def publish(self) -> Literal["plain", "fingerprint", "never"]:
         """A token's codes depend on the tokens after it: outliers and ranks are the block's."""
         return "never"
+
+    @property
+    def each_token_alone(self) -> bool:
+        """No: tokens are stored with others."""
+        return False
 
     def plane(self, ctx: PlaneContext, inner: PlaneFactory) -> Plane:
         """Build a plane of compressed blocks and a buffer."""

@@ -54,7 +54,6 @@ class Kivi(StoreMethod):
     saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.BANDWIDTH)
     acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
     needs: ClassVar[tuple[Need, ...]] = (Need.KERNEL,)
-    each_token_alone: ClassVar[bool] = False
     paper: ClassVar[Paper] = Paper(
         "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", "2402.02750", 2024
     )
@@ -76,6 +75,11 @@ class Kivi(StoreMethod):
                 f"({self.key_group_tokens}) but is {self.residual_tokens}"
             )
         return self
+
+    @property
+    def each_token_alone(self) -> bool:
+        """No: tokens are stored with others."""
+        return False
 
     def plane(self, ctx: PlaneContext, inner: PlaneFactory) -> Plane:
         """Build a plane that quantizes what leaves its full-precision tail."""

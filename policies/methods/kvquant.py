@@ -126,6 +126,11 @@ class KVQuant(CalibratedMethod, StoreMethod):
             learned["read_levels"] = _same_moments(normal[inside], levels)
         return learned
 
+    @property
+    def one_page_kind(self) -> bool:
+        """Not when the first tokens are held apart, in full precision."""
+        return not self.exact_tokens
+
     def plane(self, ctx: PlaneContext, inner: PlaneFactory) -> Plane:
         """Build a plane of exact first tokens and coded others.
 

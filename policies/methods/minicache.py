@@ -77,7 +77,6 @@ class MiniCache(StoreMethod):
         "more with quantized directions, at the price of what tells the layers apart."
     )
     terminal: ClassVar[bool] = False
-    each_token_alone: ClassVar[bool] = False
 
     start_ratio: float = Field(default=0.5, ge=0, le=1)
     merge_t: float = Field(default=0.6, ge=0, le=1)
@@ -112,6 +111,11 @@ class MiniCache(StoreMethod):
         """The lower layer of a pair, for the upper one."""
         other = self.partner(layer, layers)
         return other if other is not None and other < layer else None
+
+    @property
+    def each_token_alone(self) -> bool:
+        """No: tokens are stored with others."""
+        return False
 
     def plane(self, ctx: PlaneContext, inner: PlaneFactory) -> Plane:
         """Build one layer's half of a pair; a layer without a partner is left to `inner`."""

@@ -268,6 +268,11 @@ class TurboQuant(StoreMethod):
         """Each token is stored alone, unless something is learned from the prompt."""
         return "never" if self.outlier_channels or self.center_keys else "fingerprint"
 
+    @property
+    def one_page_kind(self) -> bool:
+        """Not when masks or means of the prompt belong to the whole sequence."""
+        return not (self.outlier_channels or self.center_keys)
+
     def stored_bits(self, role: Role, width: int) -> float:
         """Bits a channel that a token takes in a plane of `width` channels, norms included."""
         return 8 * self._token_bytes(role, width) / width

@@ -31,7 +31,9 @@ def test_a_disk_needs_a_folder():
 
 def test_tokens_in_groups_have_no_blocks():
     class Grouped(Paging):
-        each_token_alone = False
+        @property
+        def each_token_alone(self):
+            return False
 
     with pytest.raises(BadInput, match="keeps tokens in groups"):
         Tiers().block_bytes(MethodStack((Grouped(),)), LLAMA_8B, 512)

@@ -1,0 +1,61 @@
+"""Every legal pair of methods, and some deeper stacks, run and take the bytes of their formula."""
+
+import itertools
+
+import pytest
+from contracts.tiny_models import follow, tiny_engine, tokens
+
+from kvtune.policies.compose import refusals
+from kvtune.policies.footprint import footprint
+from kvtune.policies.method_stack import parse_stack
+
+SMALL = (
+    "streaming-llm:sink_tokens=4,window_tokens=20",
+    "streaming-llm:sink_tokens=4,window_tokens=20,positions=keep",
+    "h2o:heavy_tokens=12,recent_tokens=12",
+    "scissorhands:budget_tokens=30,window_tokens=8,recent_tokens=4",
+    "snapkv:budget_tokens=24,window_tokens=6",
+    "chunkkv:budget_tokens=24,window_tokens=6,chunk_tokens=4",
+    "kvzip",
+    "kvzip:mode=pair-uniform",
+    "r-kv:budget_tokens=24,buffer_tokens=8,pin_prompt=false",
+    "quest:page_tokens=8,budget_tokens=16,dense_layers=1",
+    "kivi:residual_tokens=16,key_group_tokens=8",
+    "gear:buffer_tokens=16,group_values=16",
+    "kvquant",
+    "palu",
+    "ojakv:first_tokens=4,recent_tokens=8,update_tokens=8",
+    "minicache",
+    "minicache:decode_merge=true",
+    "paging:block_tokens=8",
+    "turboquant",
+    "turboquant:outlier_channels=4,center_keys=true",
+    "vllm-fp8",
+    "vllm-int8-per-token-head",
+    "vllm-int4-per-token-head",
+    "vllm-turboquant:boundary_layers=1",
+)
+"""Methods at sizes that bite on a prompt of 50 tokens."""
+PAIRS = [
+    " + ".join(pair)
+    for pair in itertools.combinations(SMALL, 2)
+    if not refusals(parse_stack(" + ".join(pair)))
+]
+DEEP = (
+    f"{SMALL[4]} + minicache + palu + turboquant",
+    f"{SMALL[4]} + minicache + paging:block_tokens=8 + vllm-int4-per-token-head",
+    f"{SMALL[4]} + {SMALL[9]} + palu + vllm-int8-per-token-head",
+    f"{SMALL[2]} + {SMALL[9]} + turboquant",
+    f"{SMALL[5]} + {SMALL[8]} + paging:block_tokens=8 + turboquant",
+)
+
+
+@pytest.mark.parametrize("text", [*PAIRS, *DEEP])
+def test_stack_runs_and_takes_the_bytes_of_its_formula(text):
+    engine = tiny_engine()
+    stack = parse_stack(text)
+    for prompt, decoded in ((50, 4), (1, 1)):
+        logits, sequence = follow(engine, stack, tokens(prompt), tokens(decoded, 1))
+        assert logits.isfinite().all()
+        expected = footprint(stack, engine.layers, prompt, decoded, observed=sequence.observed())
+        assert sequence.measured() == expected
