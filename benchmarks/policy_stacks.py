@@ -42,7 +42,7 @@ STACKS: tuple[Entry, ...] = (
     *_each("KVQuant", "kvquant:bits=2", "kvquant:bits=3", "kvquant:bits=4"),
     *_each("GEAR", "gear:bits=2", "gear:bits=4"),
     *_each("Palu", "palu:keep_ratio=0.5", "palu:keep_ratio=0.75"),
-    *_each("OjaKV", "ojakv:rank_ratio=0.5", "ojakv:rank_ratio=0.75"),
+    *_each("OjaKV", "ojakv:keep_ratio=0.5", "ojakv:keep_ratio=0.75"),
     *_each("MiniCache", "minicache", "minicache + vllm-int4-per-token-head"),
     *_each(
         "TurboQuant",
