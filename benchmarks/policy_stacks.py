@@ -27,6 +27,7 @@ STACKS: tuple[Entry, ...] = (
         *(f"streaming-llm:sink_tokens=4,window_tokens={n - 4},positions=keep" for n in BUDGETS),
         "streaming-llm:sink_tokens=4,window_tokens=252",
     ),
+    *_each("TOVA", *(f"tova:budget_tokens={n}" for n in BUDGETS)),
     *_each("H2O", *(f"h2o:heavy_tokens={n // 2},recent_tokens={n // 2}" for n in BUDGETS)),
     *_each("Scissorhands", *(f"scissorhands:budget_tokens={n},window_tokens=64" for n in BUDGETS)),
     *_each("SnapKV", *(f"snapkv:budget_tokens={n}" for n in BUDGETS)),
