@@ -10,7 +10,10 @@ from kvtune.errors import BadInput
 from kvtune.policies.eviction import Span
 from kvtune.policies.method_stack import parse_stack
 
-WORDS = [
+WORDS = (
+    *("<s>", "system", "user", "assistant", "You", "are", "kind", ".", "Who", "you", "?"),
+    *("Say", "it", "twice"),
+)
     "<s>",
     "system",
     "user",
@@ -39,7 +42,7 @@ CHAT = [
 
 @pytest.fixture
 def tokenizer():
-    vocabulary = {word: number for number, word in enumerate(dict.fromkeys(WORDS))}
+    vocabulary = {word: number for number, word in enumerate(WORDS)}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="."))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made = PreTrainedTokenizerFast(tokenizer_object=inner)
