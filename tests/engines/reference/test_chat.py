@@ -14,22 +14,6 @@ WORDS = (
     *("<s>", "system", "user", "assistant", "You", "are", "kind", ".", "Who", "you", "?"),
     *("Say", "it", "twice"),
 )
-    "<s>",
-    "system",
-    "user",
-    "assistant",
-    "You",
-    "are",
-    "kind",
-    ".",
-    "Who",
-    "are",
-    "you",
-    "?",
-    "Say",
-    "it",
-    "twice",
-]
 TEMPLATE = (
     "{% for m in messages %}<s> {{ m.role }} {{ m.content }} {% endfor %}"
     "{% if add_generation_prompt %}<s> assistant{% endif %}"
