@@ -48,8 +48,10 @@ class Bottleneck(StrEnum):
 
     KV_CAPACITY = "kv-capacity"
     KV_BANDWIDTH = "kv-bandwidth"
+    WEIGHT_BANDWIDTH = "weight-bandwidth"
     COMPUTE = "compute"
     BATCH_WIDTH = "batch-width"
+    PREFIX_THRASH = "prefix-thrash"
     OVERHEAD = "overhead"
     IDLE = "idle"
     ABSTAIN = "abstain"
@@ -389,8 +391,48 @@ class Evidence(Stored):
     says: str
 
 
+class Ceilings(Stored):
+    """What a device reaches in micro-benchmarks, the best of several runs; `device` is its key.
+
+    `copy_bytes_per_s` counts bytes read and written. `method` says what was run, on how much data.
+    """
+
+    device: str
+    read_bytes_per_s: float
+    copy_bytes_per_s: float
+    matrix_flop_per_s: float
+    matrix_dtype: str
+    threads: int | None
+    method: str
+    measured_at: str
+
+
+class StepTimeModel(Stored):
+    """Time of a decode step: fixed + per_sequence x sequences + per_kv_token x resident tokens.
+
+    Resident tokens are those of all sequences of the step together. `source` says whether a probe
+    set the batches, or the workload happened to. `error_share` is the median of the relative errors
+    of the observations. Where the model's bytes and the device's ceilings are known, `fixed_s`
+    divides into `weight_read_s` and the rest, which is overhead, and `kv_bytes_per_s` is the
+    bandwidth at which KV is effectively read.
+    """
+
+    source: Literal["probe", "load"]
+    fixed_s: Interval
+    per_sequence_s: Interval
+    per_kv_token_s: Interval
+    observations: int
+    error_share: float
+    weight_read_s: float | None = None
+    kv_bytes_per_s: Interval | None = None
+
+
 class Verdict(Stored):
-    """What the workload is bound by, how sure we are, and what would settle it."""
+    """What the workload is bound by, how sure we are, and what would settle it.
+
+    `shares` divide the time of a mean step, or of the requests, among bottlenecks; they sum to at
+    most 1, and are empty where nothing can be divided.
+    """
 
     bottleneck: Bottleneck
     confidence: Literal["high", "medium", "low"]
@@ -398,6 +440,7 @@ class Verdict(Stored):
     summary: str
     missing: tuple[str, ...] = ()
     next_experiment: str = ""
+    shares: dict[Bottleneck, float] = Field(default_factory=dict)
 
 
 class Profile(Stored):
@@ -415,6 +458,8 @@ class Profile(Stored):
     verdict: Verdict
     warnings: tuple[str, ...] = ()
     measured_at: str = ""
+    ceilings: Ceilings | None = None
+    step_time: StepTimeModel | None = None
 
 
 # --- decision and what is handed over ---------------------------------------------------------
