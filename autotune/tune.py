@@ -138,6 +138,7 @@ class Tuning:
             subject = Subject(
                 model=self.study.model,
                 endpoint_url="",
+                arguments=baseline.trial.arguments,
                 effective=baseline.measurement.effective,
                 engine=self.study.engine,
                 device=self.device,
