@@ -7,8 +7,9 @@ at the end of the prompt and after every generated token which tokens to keep.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvtune.errors import BadInput
@@ -93,19 +94,14 @@ class Seen:
 
         It adds up over the chunks of a prompt. `within_spans` as in `probabilities`.
         """
-        blocks = (
-            replace(
-                self,
-                queries=self.queries[:, start : start + BLOCK_QUERIES],
-                query_positions=self.query_positions[start : start + BLOCK_QUERIES],
-            )
-            for start in range(0, self.queries.shape[1], BLOCK_QUERIES)
+        blocks = (block.probabilities(within_spans=within_spans) for block in self._blocks())
+        return reduce(torch.add, (block.sum(-2) for block in blocks))
+
+    def greatest_attention(self) -> Tensor:
+        """The most that any query of any head of the group gave each key: [Hk, n] in float32."""
+        return reduce(
+            torch.maximum, (block.probabilities().amax((1, 2)) for block in self._blocks())
         )
-        parts = (block.probabilities(within_spans=within_spans).sum(-2) for block in blocks)
-        total = next(parts)
-        for part in parts:
-            total += part
-        return total
 
     def protected(self) -> Tensor:
         """Which cached tokens lie in protected spans: bool [S, n]."""
@@ -114,6 +110,16 @@ class Seen:
             if span.protected:
                 mask |= (self.key_positions >= span.start) & (self.key_positions < span.end)
         return mask
+
+    def _blocks(self) -> Iterator[Seen]:
+        """The same attention, a few queries at a time."""
+        for start in range(0, self.queries.shape[1], BLOCK_QUERIES):
+            block = slice(start, start + BLOCK_QUERIES)
+            yield replace(
+                self,
+                queries=self.queries[:, block],
+                query_positions=self.query_positions[block],
+            )
 
 
 class Evictor(ABC):
@@ -144,7 +150,10 @@ class Evictor(ABC):
         return {}
 
     def scratch(self) -> dict[str, Tensor]:
-        """The score tensors of the latest `select`, which count for the peak; then forget them."""
+        """The score tensors of the latest `select`; then forget them.
+
+        Those at the prompt's end count for the peak.
+        """
         return {}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, cast
 
 from pydantic import Field
@@ -16,11 +18,8 @@ from kvtune.types import Harm
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from kvtune.kernels import scores as score_kernels
 else:
     torch = lazy_import("torch")
-    score_kernels = lazy_import("kvtune.kernels.scores")
 
 FIRST = "\n\nRepeat the previous context exactly."
 LATER = "\n\nRepeat the part of the previous context exactly, starting with "
@@ -94,7 +93,10 @@ class KVzip(SequenceMethod):
         return _Repeated(self)
 
     def history(self, seen: History, layer: LayerShape) -> History:
-        """A mean of `kept_ratio` of the prompt, the sinks at least; what is generated stays."""
+        """A mean of `kept_ratio` of the prompt, the sinks at least; what is generated stays.
+
+        Protected tokens beyond the ratio are kept besides; the formula does not know them.
+        """
         tokens = seen.at_once
         kept = max(self._share(tokens), min(self.sink_tokens, tokens))
         return History(kept, seen.appended)
@@ -136,7 +138,7 @@ class KVzip(SequenceMethod):
 
     def _share(self, count: int) -> int:
         # 0.29 * 100 is a hair below 29 in floating point.
-        return int(self.kept_ratio * count + 1e-9)
+        return int(Fraction(str(self.kept_ratio)) * count)
 
     def _uniform(self, scored: Sequence[_Repeated]) -> list[Tensor | list[Tensor] | None]:
         kept: list[Tensor | list[Tensor] | None] = []
@@ -206,15 +208,10 @@ class _Repeated(Evictor):
         attended = chunk.clone()
         attended[:tokens] |= self.prompt.forced[0]
         attended[tokens:] = True
-        best = score_kernels.column_max(
-            seen.queries,
-            seen.keys[:, attended],
-            seen.ctx.scale,
-            int(seen.query_positions[0]),
-            key_positions=seen.key_positions[0, attended],
-            softcap=seen.ctx.softcap,
+        some = replace(
+            seen, keys=seen.keys[:, attended], key_positions=seen.key_positions[:, attended]
         )
-        self.prompt.scores[:, chunk[:tokens]] = best[:, chunk[attended]].float()
+        self.prompt.scores[:, chunk[:tokens]] = some.greatest_attention()[:, chunk[attended]]
         self.prompt.passes += 1
 
     def select(self, seen: Seen, phase: Literal["prefill", "decode"]) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Attention scores equal the plain softmax, and blockwise sums equal whole ones."""
+"""Attention scores equal the plain softmax; pooling and groups are joined as the papers do."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from kvtune.kernels.scores import (  # noqa: E402
-    attention_probs,
-    column_max,
-    column_sums,
-    pool1d,
-    reduce_group,
-)
+from kvtune.kernels.scores import attention_probs, pool1d, reduce_group  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -49,18 +41,11 @@ def plain_probs(q, k, visible, softcap=None):
 def test_causal_probabilities_of_the_last_queries_equal_a_plain_softmax(softcap):
     q, k = queries_and_keys(3, 7)
     visible = np.tril(np.ones((7, 7)))[-3:]
-    probs = attention_probs(q, k, SCALE, causal_offset=4, softcap=softcap)
+    mask = torch.from_numpy(visible).bool()
+    probs = attention_probs(q, k, SCALE, mask=mask, softcap=softcap)
     assert probs.shape == (HK, HQ // HK, 3, 7)
     expected = plain_probs(q, k, visible, softcap)
     np.testing.assert_allclose(probs.flatten(0, 1).numpy(), expected, atol=1e-6)
-
-
-def test_a_mask_and_the_causal_rule_both_hide():
-    q, k = queries_and_keys(4, 4)
-    mask = torch.tensor([True, False, True, True])
-    probs = attention_probs(q, k, SCALE, causal_offset=0, mask=mask)
-    visible = np.tril(np.ones((4, 4))) * mask.numpy()
-    np.testing.assert_allclose(probs.flatten(0, 1).numpy(), plain_probs(q, k, visible), atol=1e-6)
 
 
 def test_a_query_that_sees_no_key_attends_to_nothing():
@@ -79,57 +64,11 @@ def test_half_precision_inputs_are_scored_in_float32():
     )
 
 
-def test_column_sums_of_a_worked_example():
-    """Rows [1], [.9 .1], [.8 .1 .1], [.1 .1 .1 .7] sum to [2.8 .3 .2 .7]."""
-    rows = [[1, 0, 0, 0], [0.9, 0.1, 0, 0], [0.8, 0.1, 0.1, 0], [0.1, 0.1, 0.1, 0.7]]
-    # One-hot keys turn the query's channels into its logits; the causal rule hides the zeros.
-    q = torch.tensor(rows).clamp(min=1e-9).log()[None]
-    k = torch.eye(4)[None]
-    sums = column_sums(q, k, 1.0, 0)
-    np.testing.assert_allclose(sums.numpy(), [[2.8, 0.3, 0.2, 0.7]], atol=1e-6)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(1, 9), st.integers(1, 11), st.sampled_from(["mean", "max"]), st.integers(0, 99))
-def test_blockwise_sums_equal_the_sums_of_all_rows(block, m, reduce, seed):
-    past = 5
-    q, k = queries_and_keys(m, past + m, seed)
-    probs = plain_probs(q, k, np.tril(np.ones((past + m, past + m)))[-m:])
-    per_head = probs.sum(1).reshape(HK, HQ // HK, -1)
-    expected = per_head.mean(1) if reduce == "mean" else per_head.max(1)
-    sums = column_sums(q, k, SCALE, past, block=block, group_reduce=reduce)
-    assert sums.dtype == torch.float32
-    np.testing.assert_allclose(sums.numpy(), expected, atol=1e-5)
-    best = column_max(q, k, SCALE, past, block=block)
-    np.testing.assert_allclose(
-        best.numpy(), probs.reshape(HK, HQ // HK, m, -1).max((1, 2)), atol=1e-6
-    )
-
-
-def test_attention_is_conserved_in_each_kv_head():
-    q, k = queries_and_keys(7, 7)
-    torch.testing.assert_close(column_sums(q, k, SCALE, 0, block=3).sum(-1), torch.full((HK,), 7.0))
-
-
-def test_evicted_caches_are_masked_by_true_positions_of_each_head():
-    q, k = queries_and_keys(4, 6)
-    positions = torch.tensor([[0, 1, 5, 8, 9, 10], [2, 3, 4, 5, 6, 11]])
-    first = 8
-    visible = positions[:, None, :] <= (first + torch.arange(4))[:, None]
-    expected = attention_probs(q, k, SCALE, mask=visible[:, None]).sum(-2).mean(-2)
-    sums = column_sums(q, k, SCALE, first, key_positions=positions, block=3)
-    torch.testing.assert_close(sums, expected)
-    assert sums[0, 5] > 0  # Position 10 is seen by the queries at 10 and 11.
-    assert column_sums(q[:, :2], k, SCALE, first, key_positions=positions)[0, 5] == 0
-
-
 def test_a_row_of_a_batch_scores_as_it_does_alone():
     q, k = queries_and_keys(5, 5, lead=(3,))
-    whole = column_sums(q, k, SCALE, 0, block=2)
-    assert whole.shape == (3, HK, 5)
-    torch.testing.assert_close(whole[1], column_sums(q[1], k[1], SCALE, 0, block=2))
-    shared = torch.arange(5).expand(3, HK, 5)
-    torch.testing.assert_close(whole, column_sums(q, k, SCALE, 0, key_positions=shared))
+    whole = attention_probs(q, k, SCALE)
+    assert whole.shape == (3, HK, HQ // HK, 5, 5)
+    torch.testing.assert_close(whole[1], attention_probs(q[1], k[1], SCALE))
 
 
 def test_average_pooling_divides_by_the_full_width():
@@ -162,10 +101,8 @@ def test_arguments_that_make_no_sense_are_refused():
     q, k = queries_and_keys(2, 2)
     with pytest.raises(ValueError, match="multiple of KV heads but got 5 and 2"):
         attention_probs(q[:5], k, SCALE)
-    with pytest.raises(ValueError, match="block must be at least 1"):
-        column_sums(q, k, SCALE, 0, block=0)
     with pytest.raises(ValueError, match="got 'sum'"):
-        column_sums(q, k, SCALE, 0, group_reduce="sum")
+        reduce_group(q, "sum")
     with pytest.raises(ValueError, match="odd and at least 1 but got 4"):
         pool1d(torch.zeros(5), 4, "avg")
     with pytest.raises(ValueError, match="avg or max but got 'min'"):

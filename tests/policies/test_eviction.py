@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -190,6 +192,30 @@ def test_attention_received_does_not_depend_on_blocks(monkeypatch):
     monkeypatch.setattr("kvtune.policies.eviction.BLOCK_QUERIES", 4)
     torch.testing.assert_close(_seen().attention_received(), whole)
     torch.testing.assert_close(whole.sum(-1), torch.full((2, 2), 6.0))
+
+
+def test_the_greatest_attention_is_that_of_any_query_and_any_head_of_a_group(monkeypatch):
+    monkeypatch.setattr("kvtune.policies.eviction.BLOCK_QUERIES", 4)
+    seen = _seen()
+    q, k = seen.queries.numpy().astype(float), seen.keys.numpy().astype(float)
+    expected = np.zeros((2, 6))
+    for head in range(4):
+        for i in range(6):
+            weights = np.exp(k[head // 2, : i + 1] @ q[head, i] / np.sqrt(8))
+            row = expected[head // 2, : i + 1]
+            np.maximum(row, weights / weights.sum(), out=row)
+    np.testing.assert_allclose(seen.greatest_attention().numpy(), expected, atol=1e-6)
+
+
+def test_each_head_sees_what_it_holds_up_to_the_query():
+    whole = _seen()
+    held_at = torch.tensor([[0, 1, 5, 8, 9, 10], [2, 3, 4, 5, 6, 11]])
+    seen = replace(whole, key_positions=held_at, query_positions=torch.arange(5, 11))
+    found = seen.probabilities()
+    for head, positions in enumerate(held_at.tolist()):
+        for query in range(6):
+            visible = [at <= 5 + query for at in positions]
+            assert (found[head, :, query] > 0).tolist() == [visible] * 2
 
 
 def test_protected_tokens_are_those_in_protected_spans():

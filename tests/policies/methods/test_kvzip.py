@@ -14,6 +14,7 @@ from contracts.tiny_models import follow, tiny_engine, tokens  # noqa: E402
 from kvtune.policies.compose import nearest_legal, refusals  # noqa: E402
 from kvtune.policies.eviction import Span  # noqa: E402
 from kvtune.policies.footprint import footprint  # noqa: E402
+from kvtune.policies.method import History, LayerShape  # noqa: E402
 from kvtune.policies.method_stack import MethodStack, parse_stack  # noqa: E402
 from kvtune.policies.methods.kvzip import KVzip  # noqa: E402
 
@@ -126,6 +127,13 @@ def test_all_heads_together_keep_the_ratio_rounded_down(ratio):
     assert len(rows) == 8
     assert sum(map(len, rows)) == int(round(ratio * 1000) * 8 * count // 1000)
     assert len({len(row) for row in rows}) > 1
+
+
+def test_the_ratio_is_rounded_down_exactly_in_long_prompts_too():
+    # 80 layers, 8 heads, 128,000 tokens: floating point is two hundred-millionths below.
+    count = 80 * 8 * 128_000
+    method = KVzip(kept_ratio=0.57, sink_tokens=1)
+    assert method.history(History(count), LayerShape(0, 1, 1, 1, 8, 8, 4)).tokens == 46_694_400
 
 
 def test_uniform_heads_keep_the_ratio_each():
