@@ -7,7 +7,7 @@ full precision. Which methods go together is a table in `policies/compose.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtune.errors import BadInput
 from kvtune.policies.method import (
@@ -60,11 +60,6 @@ class MethodStack:
         return any(store.key_space == "pre-rope" for store in self.stores) or self.compact
 
     @property
-    def pairs_layers(self) -> bool:
-        """Whether some layers must hold the same tokens as others."""
-        return any(store.axis is Axis.LAYER for store in self.stores)
-
-    @property
     def compact(self) -> bool:
         """Whether survivors of an eviction are rotated to positions 0..n-1."""
         return any(evictor.position_mode == "compact" for evictor in self.evictors)
@@ -109,6 +104,11 @@ class MethodStack:
         """The layer whose choice of tokens `layer` must follow; None: it is free."""
         found = (store.leader(layer.index, layer.layers) for store in self.stores)
         return next((leader for leader in found if leader is not None), None)
+
+    def leads(self, layer: LayerShape) -> bool:
+        """Whether another layer must follow what `layer` keeps."""
+        others = (replace(layer, index=index) for index in range(layer.layers))
+        return any(self.leader(other) == layer.index for other in others)
 
     def selected_bytes(
         self,

@@ -7,7 +7,7 @@ row attends over its own cache, so that no row's padding or length touches anoth
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +18,15 @@ from torch import Tensor
 
 from kvtune.engines.reference import reuse
 from kvtune.engines.reference.families import LayerFacts, layer_facts
-from kvtune.engines.reference.layer import LayerCache, LayerSetup
+from kvtune.engines.reference.layer import LayerCache
 from kvtune.engines.reference.sequence import Sequence as CachedSequence
+from kvtune.engines.reference.setup import layer_setup
 from kvtune.engines.reference.step import ATTENTION, Row, Step
 from kvtune.errors import BadInput
 from kvtune.policies.calibration import CalibratedMethod, Calibration
 from kvtune.policies.compose import require_legal
 from kvtune.policies.eviction import Span
-from kvtune.policies.method import ArchitectureMethod, LayerShape, Role
+from kvtune.policies.method import ArchitectureMethod, LayerShape
 from kvtune.policies.method_stack import MethodStack
 
 
@@ -131,7 +132,7 @@ class ReferenceEngine:
                 method.require(self.config)
         shared: dict[Any, Any] = {}
         layers = [
-            LayerCache(self._setup(facts, stack, tuple(spans), exact_prefill, shared))
+            LayerCache(layer_setup(self, facts, stack, tuple(spans), exact_prefill, shared))
             for facts in self.facts
         ]
         return CachedSequence(stack, layers, tuple(spans))
@@ -254,50 +255,6 @@ class ReferenceEngine:
             yield self.model
         finally:
             self.model.set_attn_implementation(ATTENTION)
-
-    def _setup(
-        self,
-        facts: LayerFacts,
-        stack: MethodStack,
-        spans: tuple[Span, ...],
-        exact_prefill: bool,
-        shared: dict[Any, Any],
-    ) -> LayerSetup:
-        # A layer that was trained with a window drops tokens by itself: methods leave it alone.
-        own = stack if facts.window_tokens is None else MethodStack()
-        return LayerSetup(
-            shape=facts.shape,
-            stack=own,
-            rope=facts.rope,
-            scale=facts.scale,
-            softcap=facts.softcap,
-            window_tokens=facts.window_tokens,
-            dtype=self.dtype,
-            device=self.device,
-            spans=spans,
-            exact_prefill=exact_prefill,
-            calibration=self._calibration(own, facts.shape.index),
-            sequence=shared,
-            engine=self.shared,
-        )
-
-    def _calibration(
-        self, stack: MethodStack, layer: int
-    ) -> dict[Role, Mapping[str, Mapping[str, Tensor]]]:
-        roles: dict[Role, dict[str, Mapping[str, Tensor]]] = {"key": {}, "value": {}}
-        for method in stack.methods:
-            if not isinstance(method, CalibratedMethod):
-                continue
-            known = self.calibrations.get(method.calibration_key)
-            if known is None:
-                raise BadInput(
-                    f"{method} needs a calibration of this model",
-                    fix="make one (kvtune.engines.reference.calibrate) and pass it to "
-                    "use_calibration",
-                )
-            for role, learned in roles.items():
-                learned[method.name] = known.learned[layer, role]
-        return dict(roles)
 
     def _forward(self, rows: Sequence[Row], padding: str, every: bool) -> list[Tensor]:
         """Run the model on one chunk of each row; logits [n, V] (or [1, V]) a row."""

@@ -8,53 +8,21 @@ every token is stored, read back and attended to as the stack of methods says.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from kvtune.engines.reference.attention import attend
 from kvtune.engines.reference.groups import HeadGroup
-from kvtune.engines.reference.rope import Rope
-from kvtune.policies.eviction import Evictor, EvictorContext, Seen, Selector, Span
-from kvtune.policies.method import LayerShape, Role
-from kvtune.policies.method_stack import MethodStack
-from kvtune.policies.plane import Plane, PlaneContext, gather_tokens
+from kvtune.engines.reference.setup import LayerSetup
+from kvtune.engines.reference.staged import Staged
+from kvtune.policies.eviction import Evictor, EvictorContext, Seen, Selector
+from kvtune.policies.method import Role
+from kvtune.policies.plane import Plane, PlaneContext
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSetup:
-    """What a layer cache is built from.
-
-    `calibration` maps a role to a method's name to its tensors for this layer. `sequence` and
-    `engine` are the dictionaries that methods share within one sequence and across all.
-    """
-
-    shape: LayerShape
-    stack: MethodStack
-    rope: Rope
-    scale: float
-    softcap: float | None
-    window_tokens: int | None
-    dtype: torch.dtype
-    device: torch.device
-    spans: tuple[Span, ...] = ()
-    exact_prefill: bool = True
-    calibration: Mapping[Role, Mapping[str, Mapping[str, Tensor]]] = field(default_factory=dict)
-    sequence: dict[Any, Any] = field(default_factory=dict)
-    engine: dict[Any, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Staged:
-    """Full-precision keys, values [Hk, n, d] and positions [1, n] of a prompt not yet stored."""
-
-    keys: Tensor
-    values: Tensor
-    positions: Tensor
 
 
 class LayerCache:
@@ -78,6 +46,7 @@ class LayerCache:
         self.ctx = ctx
         self.groups = [self._group(range(setup.shape.kv_heads))]
         self.ragged = False
+        self.leads = self.stack.leads(setup.shape)
         self.staged: Staged | None = None
         self.read_bytes_per_step = 0
         self.facts_read: dict[Role, dict[str, int]] = {}
@@ -106,14 +75,19 @@ class LayerCache:
             out = self.decode(queries, keys, values, positions)
             return out, self._seen(queries, positions, keys, values, positions[None])
         seen = self.show(queries, keys, values, positions)
-        if sees_stored and self.staged is not None and self.setup.window_tokens is None:
-            seen = self._with_stored_first(seen, self.staged.positions.shape[1])
-        return self._attend(seen, self.setup.window_tokens), seen
+        attended = seen
+        if self.stack.compact and self.groups[0].tokens:
+            attended = self._compacted(seen)
+        elif sees_stored and self.staged is not None and self.setup.window_tokens is None:
+            attended = self._with_stored_first(seen, self.staged.positions.shape[1])
+        return self._attend(attended, self.setup.window_tokens), seen
 
     def show(self, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Seen:
         """Take in a chunk of the prompt, without attending."""
         if self.setup.exact_prefill or self.evictors:
-            self._stage(keys, values, positions)
+            # A view of the projections would keep all of them alive.
+            chunk = Staged(keys.contiguous(), values.contiguous(), positions[None])
+            self.staged = chunk if self.staged is None else self.staged.followed_by(chunk)
         else:
             self.groups[0].append(keys, values, positions[None])
         seen = self._seen(queries, positions, *self._everything())
@@ -128,45 +102,32 @@ class LayerCache:
         at[:, :-staged_tokens] = at[:, :-staged_tokens].clamp(max=first)
         return replace(seen, key_positions=at)
 
+    def _compacted(self, seen: Seen) -> Seen:
+        """Move queries and keys to where they stand if what is held counts from 0."""
+        ranks = torch.arange(seen.keys.shape[1], device=self.setup.device)
+        asked_at = ranks[-seen.queries.shape[1] :]
+        return replace(
+            seen,
+            queries=self.setup.rope.move(seen.queries, seen.query_positions, asked_at),
+            query_positions=asked_at,
+            keys=self.setup.rope.move(seen.keys, seen.key_positions, ranks),
+            key_positions=ranks[None],
+        )
+
     def choose(self, seen: Seen) -> Tensor | list[Tensor] | None:
         """Return what the prompt's evictors keep of the staged tokens; None for everything."""
         kept: Tensor | None = None
         for method, evictor in zip(self.stack.evictors, self.evictors, strict=True):
             if method.acts != "decode" and method.scope == "layer":
                 kept = evictor.select(seen, "prefill")
-                self.scratch_bytes = max(self.scratch_bytes, _nbytes(evictor.scratch()))
+                self.scratch_bytes = _nbytes(evictor.scratch())
         return kept
 
     def finish_prefill(self, kept: Tensor | list[Tensor] | None) -> None:
         """Store the prompt: all of it, or the tokens at `kept` (a list: one tensor a KV head)."""
         staged, self.staged = self.staged, None
-        if staged is None:
-            return
-        kept = self._agreed(kept, "prefill")
-        if isinstance(kept, list):
-            self.ragged = True
-            self.groups = [self._group(range(head, head + 1)) for head in range(len(kept))]
-            for head, index in enumerate(kept):
-                one = slice(head, head + 1)
-                self.groups[head].append(
-                    gather_tokens(staged.keys[one], index[None]),
-                    gather_tokens(staged.values[one], index[None]),
-                    staged.positions[:, index],
-                )
-        elif kept is not None and self.groups[0].tokens:
-            self.groups[0].append(staged.keys, staged.values, staged.positions)
-            self.groups[0].keep(kept)
-            for evictor in self.evictors:
-                evictor.survived(kept)
-        elif kept is not None:
-            positions = staged.positions.expand(len(kept), -1).gather(1, kept)
-            self.groups[0].append(
-                gather_tokens(staged.keys, kept), gather_tokens(staged.values, kept), positions
-            )
-            for evictor in self.evictors:
-                evictor.survived(kept)
-        else:
-            self.groups[0].append(staged.keys, staged.values, staged.positions)
+        if staged is not None:
+            self._store(staged, self._agreed(kept, "prefill"))
         if self.selector is not None:
             self.selector.rebuild(self._attended_keys())
 
@@ -209,8 +170,7 @@ class LayerCache:
     @property
     def staged_bytes(self) -> int:
         """Bytes of the prompt that is staged in full precision."""
-        staged = self.staged
-        return 0 if staged is None else _nbytes({"k": staged.keys, "v": staged.values})
+        return 0 if self.staged is None else _nbytes(self.staged.tensors())
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that this layer owns for this sequence, by name."""
@@ -222,8 +182,7 @@ class LayerCache:
         if self.selector is not None:
             found |= {f"selector.{name}": x for name, x in self.selector.tensors().items()}
         if self.staged is not None:
-            staged = self.staged
-            found |= {"staged.keys": staged.keys, "staged.values": staged.values}
+            found |= {f"staged.{name}": x for name, x in self.staged.tensors().items()}
         return found
 
     @property
@@ -249,13 +208,25 @@ class LayerCache:
         rope = self.setup.rope if self.stack.pre_rope else None
         return HeadGroup(planes["key"], planes["value"], rope, self.stack.tracks_positions)
 
-    def _stage(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-        if self.staged is None:
-            self.staged = Staged(keys.contiguous(), values.contiguous(), positions[None])
+    def _store(self, staged: Staged, kept: Tensor | list[Tensor] | None) -> None:
+        if isinstance(kept, list):
+            self.ragged = True
+            self.groups = [self._group(range(head, head + 1)) for head in range(len(kept))]
+            for head, (group, index) in enumerate(zip(self.groups, kept, strict=True)):
+                some = staged.head(head).at(index[None])
+                group.append(some.keys, some.values, some.positions)
             return
-        self.staged.keys = torch.cat((self.staged.keys, keys), dim=1)
-        self.staged.values = torch.cat((self.staged.values, values), dim=1)
-        self.staged.positions = torch.cat((self.staged.positions, positions[None]), dim=1)
+        group = self.groups[0]
+        # Nothing is stored that goes at once, unless it is chosen together with what is there.
+        after = kept is not None and group.tokens > 0
+        some = staged if kept is None or after else staged.at(kept)
+        group.append(some.keys, some.values, some.positions)
+        if kept is None:
+            return
+        if after:
+            group.keep(kept)
+        for evictor in self.evictors:
+            evictor.survived(kept)
 
     def _stored(self) -> tuple[Tensor, Tensor, Tensor]:
         """What uniform heads hold, read back: keys, values, positions."""
@@ -322,7 +293,7 @@ class LayerCache:
             if method.acts == "prefill":
                 continue
             kept = self._agreed(evictor.select(seen, "decode"), "decode")
-            self.scratch_bytes = max(self.scratch_bytes, _nbytes(evictor.scratch()))
+            evictor.scratch()  # The peak counts that of prompts only.
             if kept is None:
                 continue
             self.groups[0].keep(kept)
@@ -333,14 +304,14 @@ class LayerCache:
 
     def _agreed(self, kept: T, phase: str) -> T:
         """What the layer that this one must follow has kept, or `kept` where it follows none."""
-        shape = self.setup.shape
+        shape, shared = self.setup.shape, self.setup.sequence
         leader = self.stack.leader(shape)
         if leader is not None:
             # Absent where the leader has a window of its own and is left alone by methods.
-            agreed: T = self.setup.sequence.get(("kept", leader, phase), kept)
+            agreed: T = shared.pop(("kept", leader, phase), kept)
             return agreed
-        if self.stack.pairs_layers:
-            self.setup.sequence["kept", shape.index, phase] = kept
+        if self.leads:
+            shared["kept", shape.index, phase] = kept
         return kept
 
     def _read_selected(self, queries: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvtune.engines.reference.layer import LayerCache
+from kvtune.errors import BadInput
 from kvtune.policies.eviction import Span
 from kvtune.policies.footprint import Facts, Footprint, Observed
 from kvtune.policies.method import Role
@@ -95,7 +96,12 @@ class Sequence:
 
         It holds copies of all tensors, except in pages: those are shared until one of the two
         writes. What all sequences share (pools, constants, calibrations) stays shared.
+
+        Raises:
+            BadInput: it is swapped out.
         """
+        if self.parked is not None:
+            raise BadInput("a sequence that is swapped out cannot fork", fix="swap it in first")
         memo: dict[int, object] = {id(self.stack): self.stack}
         for layer in self.layers:
             setup = layer.setup
@@ -106,10 +112,11 @@ class Sequence:
         return copy.deepcopy(self, memo)
 
     def free(self) -> None:
-        """Drop every token; pages go back to their pool."""
+        """Hold nothing any more, for good; pages go back to their pool."""
         for layer in self.layers:
             for plane in layer.planes():
                 plane.clear()
+        self.layers = ()
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that the sequence owns, by name."""

@@ -82,7 +82,8 @@ class ChunkKV(TokenMethod):
         """Build the choice of one layer, tied to that of the run's first layer."""
         run = ctx.shape.index // self.reuse_layers
         shared = ctx.sequence.setdefault(("chunkkv", run), _Run(ctx.shape.index))
-        return _Chunks(self, ctx.shape, shared)
+        shared.last_layer = ctx.shape.index
+        return _Chunks(self, ctx.shape.index, shared)
 
     def kept_chunks(self, tokens: int) -> int:
         """How many chunks of a longer prompt than the budget stay."""
@@ -105,7 +106,11 @@ class ChunkKV(TokenMethod):
         return 0
 
     def scratch_bytes(self, prompt_tokens: int, layer: LayerShape) -> int:
-        """Queries and scores in the first layer of a run, the numbers of the kept chunks in all."""
+        """Queries and scores in the first layer of a run, the numbers of the kept chunks in all.
+
+        A run whose first layer has a trained window is scored by another layer; this is not known
+        here.
+        """
         if prompt_tokens <= self.budget_tokens:
             return 0
         index = INDEX_BYTES * self.kept_chunks(prompt_tokens)
@@ -119,16 +124,16 @@ class _Run:
     """The choice that a run of layers shares: numbers of chunks [k], int32."""
 
     def __init__(self, first_layer: int) -> None:
-        self.first_layer = first_layer
+        self.first_layer = self.last_layer = first_layer
         self.chunks: Tensor | None = None
 
 
 class _Chunks(Evictor):
-    def __init__(self, method: ChunkKV, shape: LayerShape, run: _Run) -> None:
+    def __init__(self, method: ChunkKV, layer: int, run: _Run) -> None:
         self.method = method
-        self.shape = shape
+        self.layer = layer
         self.run = run
-        self.leads = run.first_layer == shape.index
+        self.leads = run.first_layer == layer
         self.window = QueryWindow(method.window_tokens)
         self._scratch: dict[str, Tensor] = {}
 
@@ -149,7 +154,7 @@ class _Chunks(Evictor):
         chunks = self.run.chunks
         assert chunks is not None
         self._scratch["chunks"] = chunks
-        if (self.shape.index + 1) % self.method.reuse_layers == 0:
+        if self.layer == self.run.last_layer:
             self.run.chunks = None
         return self._tokens(chunks, tokens)
 

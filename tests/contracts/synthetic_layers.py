@@ -2,8 +2,9 @@
 
 import torch
 
-from kvtune.engines.reference.layer import LayerCache, LayerSetup
+from kvtune.engines.reference.layer import LayerCache
 from kvtune.engines.reference.rope import Rope
+from kvtune.engines.reference.setup import LayerSetup
 from kvtune.policies.method import LayerShape
 from kvtune.policies.method_stack import parse_stack
 

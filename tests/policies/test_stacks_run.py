@@ -1,8 +1,12 @@
-"""Every legal pair of methods, and some deeper stacks, run and take the bytes of their formula."""
+"""Every legal pair of methods, and some deeper stacks, run and take the bytes of their formula.
+
+No tensor lives as long as a sequence without being among those bytes.
+"""
 
 import itertools
 
 import pytest
+from contracts.held_tensors import uncounted
 from contracts.tiny_models import follow, tiny_engine, tokens
 
 from kvtune.policies.compose import refusals
@@ -59,3 +63,4 @@ def test_stack_runs_and_takes_the_bytes_of_its_formula(text):
         assert logits.isfinite().all()
         expected = footprint(stack, engine.layers, prompt, decoded, observed=sequence.observed())
         assert sequence.measured() == expected
+        assert uncounted(sequence) == {}

@@ -10,8 +10,9 @@ from contracts.method import MethodContract  # noqa: E402
 from contracts.tiny_models import follow, ready, tiny_engine, tokens  # noqa: E402
 from pydantic import ValidationError  # noqa: E402
 
-from kvtune.engines.reference.layer import LayerCache, LayerSetup  # noqa: E402
+from kvtune.engines.reference.layer import LayerCache  # noqa: E402
 from kvtune.engines.reference.rope import Rope  # noqa: E402
+from kvtune.engines.reference.setup import LayerSetup  # noqa: E402
 from kvtune.policies.eviction import Evictor, EvictorContext  # noqa: E402
 from kvtune.policies.footprint import footprint  # noqa: E402
 from kvtune.policies.method import Axis, History, LayerShape, StoreMethod, TokenMethod  # noqa: E402

@@ -1,0 +1,32 @@
+"""What a layer holds besides its cache goes as soon as it has served."""
+
+import pytest
+from contracts.held_tensors import uncounted
+from contracts.tiny_models import follow, tiny_engine, tokens
+
+from kvtune.policies.method_stack import parse_stack
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "snapkv:budget_tokens=24,window_tokens=6 + minicache",
+        "h2o:heavy_tokens=12,recent_tokens=12 + minicache:per_head=true",
+        "chunkkv:budget_tokens=24,window_tokens=6,chunk_tokens=4,reuse_layers=3",
+        "kvzip:mode=pair-uniform + r-kv:budget_tokens=3,buffer_tokens=2,window_tokens=2",
+        "kvzip",
+        "scissorhands:budget_tokens=30,window_tokens=8,recent_tokens=4",
+        "streaming-llm:sink_tokens=4,window_tokens=20 + quest:page_tokens=4,budget_tokens=8",
+    ],
+)
+@pytest.mark.parametrize("decoded", [0, 4])
+def test_no_tensor_lives_with_a_sequence_without_being_counted(text, decoded):
+    _, sequence = follow(tiny_engine(), parse_stack(text), tokens(50), tokens(decoded, 1))
+    assert uncounted(sequence) == {}
+
+
+@pytest.mark.parametrize("text", ["h2o", "kvzip", "quest:page_tokens=4,budget_tokens=8 + paging"])
+def test_a_freed_sequence_holds_nothing(text):
+    _, sequence = follow(tiny_engine(), parse_stack(text), tokens(40), tokens(2, 1))
+    sequence.free()
+    assert sequence.resident_bytes == 0
