@@ -39,6 +39,12 @@ class QueryWindow:
         positions = torch.tensor(self.positions, device=seen.query_positions.device)
         return replace(seen, queries=self.queries, query_positions=positions)
 
+    def shorten(self, tokens: int) -> None:
+        """Hold the latest `tokens` queries at most."""
+        if self.queries is not None and self.queries.shape[1] > tokens:
+            self.queries = self.queries[:, -tokens:].clone()
+            self.positions = self.positions[-tokens:]
+
     def clear(self) -> None:
         """Forget all queries."""
         self.queries, self.positions = None, []

@@ -99,7 +99,7 @@ class RKV(TokenMethod):
         return History(pinned + self.budget_tokens, (seen.appended - first) % self.buffer_tokens)
 
     def own_bytes(self, seen: History, layer: LayerShape) -> int:
-        """The latest queries."""
+        """The latest queries, never more than there are tokens."""
         queries = min(self.window_tokens, seen.tokens)
         return queries * layer.query_heads * layer.key_dim * layer.element_bytes
 
@@ -136,6 +136,10 @@ class _Redundant(Evictor):
             spans=seen.ctx.spans,
             fairness=self.method.fairness,
         )
+
+    def survived(self, index: Tensor) -> None:
+        # The window is full again before anything is dropped here.
+        self.window.shorten(index.shape[1])
 
     def tensors(self) -> dict[str, Tensor]:
         return self.window.tensors()

@@ -40,3 +40,14 @@ def test_fewer_queries_than_the_window_are_all_held_and_own_their_memory():
     assert held.data_ptr() != queries.data_ptr()
     window.clear()
     assert window.tensors() == {}
+
+
+def test_a_shortened_window_holds_the_latest_queries_and_where_they_stood():
+    queries = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0))
+    window = QueryWindow(5)
+    window.add(seen(queries, 0, 9))
+    window.shorten(7)
+    assert window.tensors()["queries"].shape[1] == 5
+    window.shorten(2)
+    assert torch.equal(window.tensors()["queries"], queries[:, 7:])
+    assert window.looking_at(seen(queries, 8, 9)).query_positions.tolist() == [7, 8]

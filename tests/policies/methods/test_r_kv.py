@@ -189,6 +189,17 @@ def test_bytes_by_formula_are_those_of_the_tensors_through_compressions():
         assert sequence.measured() == footprint(stack, engine.layers, 9, decoded)
 
 
+def test_no_more_queries_are_held_than_another_eviction_left_tokens():
+    engine = tiny_engine()
+    stack = parse_stack(
+        "kvzip:mode=pair-uniform,kept_ratio=0.1 + "
+        "r-kv:budget_tokens=9,buffer_tokens=2,window_tokens=8"
+    )
+    for decoded in (0, 1, 4, 12):
+        _, sequence = follow(engine, stack, tokens(50), tokens(decoded, 1))
+        assert sequence.measured() == footprint(stack, engine.layers, 50, decoded)
+
+
 def test_parameters_that_cannot_work_are_refused():
     with pytest.raises(ValidationError, match="exceed window_tokens"):
         RKV(budget_tokens=8, window_tokens=8)
