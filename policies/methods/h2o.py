@@ -30,8 +30,8 @@ class H2O(TokenMethod):
 
     A token's score is the attention that it got, summed over all queries since it came
     (A_j += softmax(q k / sqrt(d))_j); each KV head ranks for itself. Survivors keep their scores
-    and their positions. A number that is not set is a tenth of the prompt, as in the authors'
-    demos. Protected tokens take their room from the heavy hitters.
+    and their positions. A number that is not set is a tenth of the prompt, as in the authors' demos
+    (of all prompts that came so far). Protected tokens take their room from the heavy hitters.
 
     `normalise` divides a score by the number of queries that could see the token: otherwise old
     tokens win by age. `group_reduce` joins the query heads of a KV head: `mean`, or the `max` of
@@ -110,6 +110,8 @@ class _HeavyHitters(Evictor):
         self.passing: dict[str, Tensor] = {}
 
     def observe(self, seen: Seen, phase: Literal["prefill", "decode", "scoring"]) -> None:
+        if phase == "prefill":
+            self.prompt_tokens += seen.queries.shape[1]
         got = seen.attention_received(within_spans=self.method.fairness != "none")
         if self.method.group_reduce == "mean":
             got = got.mean(1, keepdim=True)
@@ -120,8 +122,6 @@ class _HeavyHitters(Evictor):
     def select(self, seen: Seen, phase: Literal["prefill", "decode"]) -> Tensor | None:
         assert self.sums is not None
         held = self.sums.shape[-1]
-        if phase == "prefill":
-            self.prompt_tokens = held
         budget = self.method.budget_of(self.prompt_tokens)
         if held <= budget:
             return None

@@ -115,6 +115,15 @@ def test_a_number_that_is_not_set_is_a_tenth_of_the_prompt():
     assert [layer.tokens for layer in sequence.layers] == [12] * 4
 
 
+def test_numbers_that_are_not_set_grow_with_a_second_prompt():
+    engine = tiny_engine()
+    sequence = engine.start(parse_stack("h2o"))
+    engine.prefill([sequence], [tokens(100)], chunk_tokens=30)
+    assert [layer.tokens for layer in sequence.layers] == [20] * 4
+    engine.prefill([sequence], [tokens(20, 1)])
+    assert [layer.tokens for layer in sequence.layers] == [24] * 4
+
+
 def test_bytes_are_those_of_slots_positions_and_sums():
     # 2 KV heads, each 20 tokens of 2 * 32 float32 numbers, 4 B of position and 4 B of score; the
     # maximum needs the sums of 4 query heads.
