@@ -182,6 +182,14 @@ RULES = (
     ),
     Rule(
         "note",
+        "the reference engine keeps blocks private: it shares neither what a method chose from the "
+        "whole prompt nor tokens that are stored in groups",
+        lambda stack: (
+            _reuses(stack) and _publishes(stack) and (bool(stack.evictors) or _grouped(stack))
+        ),
+    ),
+    Rule(
+        "note",
         "the second method may drop what the first kept of the prompt, unless it is protected",
         lambda stack: len(stack.evictors) > 1,
     ),
