@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kvtune.errors import BadInput
 from kvtune.lazy import lazy_import
@@ -24,6 +24,7 @@ else:
     safetensors_torch = lazy_import("safetensors.torch")
 
 Learned = dict[str, "Tensor"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +109,30 @@ class Calibration:
         try:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["kvtune"])
-                flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+                belongs = about["method"], about["key"], about["model_hash"]
+                learned: dict[tuple[int, Role], dict[str, Tensor]] = {}
+                for full in file.keys():  # noqa: SIM118
+                    layer, role, name = full.split(".", 2)
+                    own = learned.setdefault((int(layer), _role(role)), {})
+                    own[name] = file.get_tensor(full)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise BadInput(
                 f"{path} is not a calibration: {error}", fix="calibrate again"
             ) from error
-        learned: dict[tuple[int, Role], dict[str, Tensor]] = {}
-        for full, tensor in flat.items():
-            layer, role, name = full.split(".", 2)
-            learned.setdefault((int(layer), _role(role)), {})[name] = tensor
-        return cls(about["method"], about["key"], about["model_hash"], learned)
+        return cls(*belongs, learned)
+
+
+def made_once(
+    engine: dict[Any, Any], key: Hashable, learned: Mapping[str, Tensor], make: Callable[[], T]
+) -> T:
+    """What `make` makes of something learned, once for all sequences of an engine.
+
+    It is made again when the calibration has been replaced.
+    """
+    made: tuple[Mapping[str, Tensor], T] | None = engine.get(key)
+    if made is None or made[0] is not learned:
+        made = engine[key] = learned, make()
+    return made[1]
 
 
 def _role(text: str) -> Role:
