@@ -119,10 +119,6 @@ class HalfPlane(Plane):
             parts.append(self.held["tail"])
         return torch.cat(parts, dim=1)
 
-    def select(self, index: Tensor) -> tuple[Tensor, int]:
-        """Return the token vectors at `index`; everything is read for it."""
-        return gather_tokens(self.read(), index), self.nbytes + self.borrowed_bytes
-
     def clear(self) -> None:
         """Drop every token."""
         self.held = {}

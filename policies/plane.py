@@ -68,7 +68,7 @@ class Piece:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        return tensor_bytes(self.tensors)
 
     def release(self) -> None:
         """Say that nobody will adopt it any more."""
@@ -139,23 +139,24 @@ class Plane(ABC):
 
     @property
     def shares_tokens(self) -> bool:
-        """Whether each token is stored by itself, so that `share` and `adopt` work."""
-        inside = self._inside()
-        return inside is not None and inside.shares_tokens
+        """Whether each token is stored by itself and like any other: `share`, `adopt` work."""
+        return False
 
     def share(self, start: int, end: int) -> Piece:
         """Return the tokens [start, end) as stored, for other sequences to `adopt`.
 
-        A plane that holds nothing itself shares what lies inside.
-
         Raises:
-            BadInput: in this format tokens are not stored one by one.
+            BadInput: in this format tokens cannot be told apart.
         """
-        return self._shared_inside().share(start, end)
+        raise self._unshared()
 
     def adopt(self, piece: Piece) -> None:
-        """Add tokens that a plane of the same format has shared."""
-        self._shared_inside().adopt(piece)
+        """Add tokens that a plane of the same format has shared.
+
+        Raises:
+            BadInput: in this format tokens cannot be told apart.
+        """
+        raise self._unshared()
 
     def swap_out(self) -> dict[str, Tensor]:
         """Give away what this plane itself holds (not an inner one), and hold nothing."""
@@ -169,22 +170,14 @@ class Plane(ABC):
     @property
     def nbytes(self) -> int:
         """Bytes of `tensors()`."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
+        return tensor_bytes(self.tensors())
 
-    def _inside(self) -> Plane | None:
-        """The plane that this one only passes vectors on to."""
-        inside = [inner for inner in vars(self).values() if isinstance(inner, Plane)]
-        return inside[0] if len(inside) == 1 and not self.held else None
-
-    def _shared_inside(self) -> Plane:
-        inside = self._inside()
-        if inside is None:
-            raise BadInput(
-                f"tokens of a {type(self).__name__} cannot be shared: what is stored of one "
-                "depends on others",
-                fix="use a format that stores each token by itself, or do not reuse caches",
-            )
-        return inside
+    def _unshared(self) -> BadInput:
+        return BadInput(
+            f"tokens of a {type(self).__name__} cannot be shared: what is stored of one "
+            "depends on others",
+            fix="use a format that stores each token by itself, or do not reuse caches",
+        )
 
 
 class TokenCodec(ABC):
@@ -249,8 +242,7 @@ class TokenPlane(Plane):
     def select(self, index: Tensor) -> tuple[Tensor, int]:
         """Decode only the tokens at `index`."""
         some = {name: gather_tokens(tensor, index) for name, tensor in self.held.items()}
-        touched = sum(tensor.numel() * tensor.element_size() for tensor in some.values())
-        return self.codec.decode(some), touched
+        return self.codec.decode(some), tensor_bytes(some)
 
     def keep(self, index: Tensor) -> None:
         """Move the survivors' bytes; nothing is encoded again."""
@@ -289,6 +281,11 @@ def planes_within(plane: Plane) -> Iterator[Plane]:
 def full_plane(ctx: PlaneContext) -> TokenPlane:
     """A plane in full precision."""
     return TokenPlane(FullCodec())
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of named tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def gather_tokens(x: Tensor, index: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ def private_because(sequence: Sequence) -> str | None:
         if store.rebases or store.axis is Axis.LAYER:
             return f"{store.name} does not store each token of each layer by itself"
     if not sequence.shares_tokens:
-        return "a store keeps tokens in groups"
+        return "a store keeps tokens in groups or in two forms"
     return None
 
 

@@ -11,7 +11,7 @@ from kvtune.errors import BadInput
 from kvtune.kernels import outliers
 from kvtune.kernels.packing import pack_bits, packed_bytes, unpack_bits
 from kvtune.lazy import lazy_import
-from kvtune.policies.calibration import CalibratedMethod, LayerSamples, Learned
+from kvtune.policies.calibration import CalibratedMethod, LayerSamples, Learned, made_once
 from kvtune.policies.method import (
     Axis,
     History,
@@ -24,7 +24,14 @@ from kvtune.policies.method import (
     Saves,
     StoreMethod,
 )
-from kvtune.policies.plane import Piece, Plane, PlaneContext, TokenCodec, TokenPlane, gather_tokens
+from kvtune.policies.plane import (
+    Plane,
+    PlaneContext,
+    TokenCodec,
+    TokenPlane,
+    gather_tokens,
+    tensor_bytes,
+)
 from kvtune.types import Harm, fingerprint_of
 
 if TYPE_CHECKING:
@@ -51,7 +58,8 @@ class KVQuant(CalibratedMethod, StoreMethod):
     k-means over the samples, weighted by squared gradients of the loss (Fisher information).
     `q_norm` shifts and stretches the levels that are read, so that mean and deviation over the
     samples stay as they were (the paper's Q-Norm, for 2 bits). The first `exact_tokens` tokens are
-    in full precision: attention sinks.
+    in full precision: attention sinks. Where there are any, tokens are stored in two forms, and no
+    other sequence can take them over.
 
     Outliers are stored as they are in fixed slots for each token and head: those keys' channels
     that lie farthest from their middle, and a value's smallest and largest. At least two slots
@@ -190,25 +198,25 @@ class KVQuant(CalibratedMethod, StoreMethod):
 
     def _tables(self, ctx: PlaneContext) -> Mapping[str, Tensor]:
         """What was learned, for the heads of this plane and on its device, once for an engine."""
-        learned = ctx.calibration[self.name]
         heads = slice(ctx.first_head, ctx.first_head + ctx.shape.heads)
         key = (self.calibration_key, ctx.shape.layer, ctx.shape.role, heads.start, heads.stop)
-        made: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None = ctx.engine.get(key)
-        if made is None or made[0] is not learned:
-            tables = {
+        learned = ctx.calibration[self.name]
+
+        def make() -> Mapping[str, Tensor]:
+            own = {
                 name: (table[heads] if name in ("middle", "reach") else table).to(ctx.device)
                 for name, table in learned.items()
             }
             expected = (ctx.shape.heads, ctx.shape.width)
-            if "middle" in tables and tables["middle"].shape != expected:
+            if "middle" in own and own["middle"].shape != expected:
                 raise BadInput(
                     f"kvquant learned ranges of keys of {learned['middle'].shape[-1]} channels and "
                     f"cannot hold vectors of {ctx.shape.width}",
                     fix="do not put another format around kvquant",
                 )
-            made = learned, tables
-            ctx.engine[key] = made
-        return made[1]
+            return own
+
+        return made_once(ctx.engine, key, learned, make)
 
 
 class KVQuantCodec(TokenCodec):
@@ -309,8 +317,8 @@ class KVQuantPlane(Plane):
         if not first:
             return x, touched
         exact = gather_tokens(self.held["first"], index.clamp(max=first - 1))
-        own = self.held["first"].numel() * self.held["first"].element_size()
-        return torch.where((index < first).unsqueeze(-1), exact, x), touched + own
+        whole = torch.where((index < first).unsqueeze(-1), exact, x)
+        return whole, touched + tensor_bytes(self.held)
 
     def keep(self, index: Tensor) -> None:
         """Move the survivors' bytes; nothing is encoded again."""
@@ -328,19 +336,6 @@ class KVQuantPlane(Plane):
     def tensors(self) -> dict[str, Tensor]:
         """The exact tokens and what the coded ones are stored as."""
         return {**self.held, **self.coded.tensors()}
-
-    def share(self, start: int, end: int) -> Piece:
-        """Copy the stored bytes of the tokens [start, end)."""
-        first = self._first
-        inside = self.coded.share(max(start - first, 0), max(end - first, 0))
-        return Piece({"first": self.held["first"][:, start:end].clone(), **inside.tensors})
-
-    def adopt(self, piece: Piece) -> None:
-        """Add stored tokens, from the first on."""
-        stored = dict(piece.tensors)
-        self._append_first(stored.pop("first"))
-        if stored:
-            self.coded.adopt(Piece(stored))
 
     @property
     def _first(self) -> int:

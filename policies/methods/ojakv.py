@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from kvtune.lazy import lazy_import
-from kvtune.policies.calibration import CalibratedMethod, LayerSamples, Learned
+from kvtune.policies.calibration import CalibratedMethod, LayerSamples, Learned, made_once
 from kvtune.policies.method import (
     Axis,
     History,
@@ -45,8 +45,9 @@ class OjaKV(CalibratedMethod, StoreMethod):
     meanwhile. Tokens are projected when they leave the recent ones, in the basis of that moment.
 
     The basis belongs to the sequence and is counted, in float32: at half rank and 16-bit vectors it
-    takes what 2 d latents save. Where an eviction moves tokens between the parts, full precision
-    follows the slots: the first and the recent of those that are left.
+    takes what 2 d latents save. The one that all sequences start from counts once, as a constant.
+    Where an eviction moves tokens between the parts, full precision follows the slots: the first
+    and the recent of those that are left.
 
     How often and how fast to update, how many tokens stay whole, and what happens to stored latents
     are choices made here, not the paper's. Rates of 0.05 hardly move a basis within a prompt; on
@@ -120,10 +121,17 @@ class OjaKV(CalibratedMethod, StoreMethod):
 
     def plane(self, ctx: PlaneContext, inner: PlaneFactory) -> Plane:
         """Build whole tokens around latents [heads, n, rank] in `inner`."""
-        heads, rank = ctx.shape.heads, self.rank(ctx.shape.width)
-        learned = ctx.calibration[self.name]["basis"]
-        basis = learned[ctx.first_head : ctx.first_head + heads, :, :rank].to(ctx.device)
-        return OjaPlane(self, basis, inner(ctx.resized(heads, rank)), ctx.dtype)
+        shape, rank = ctx.shape, self.rank(ctx.shape.width)
+        heads = slice(ctx.first_head, ctx.first_head + shape.heads)
+        key = (self.name, rank, shape.layer, shape.role, heads.start, heads.stop)
+        learned = ctx.calibration[self.name]
+        basis = made_once(
+            ctx.engine,
+            key,
+            learned,
+            lambda: learned["basis"][heads, :, :rank].contiguous().to(ctx.device),
+        )
+        return OjaPlane(self, basis, inner(ctx.resized(shape.heads, rank)), ctx.dtype)
 
     def plane_bytes(
         self,
@@ -135,17 +143,23 @@ class OjaKV(CalibratedMethod, StoreMethod):
         """Bytes of whole tokens, of latents as `inner` holds them, and of the basis."""
         if not held.tokens:
             return 0
-        rank = self.rank(shape.width)
         latents = max(held.tokens - self.whole_tokens, 0)
         at_once = min(latents, max(held.at_once - self.whole_tokens, 0))
         total = shape.full_bytes(held.tokens - latents)
         if latents:
             total += inner(self.inner_shape(shape), History(at_once, latents - at_once))
-        return total + shape.heads * shape.width * rank * FLOAT32_BYTES
+        return total + self._basis_bytes(shape)
+
+    def constant_bytes(self, shape: PlaneShape) -> int:
+        """The basis that sequences start from."""
+        return self._basis_bytes(shape)
 
     def inner_shape(self, shape: PlaneShape) -> PlaneShape:
         """The latents [heads, n, rank]."""
         return shape.resized(shape.heads, self.rank(shape.width))
+
+    def _basis_bytes(self, shape: PlaneShape) -> int:
+        return shape.heads * shape.width * self.rank(shape.width) * FLOAT32_BYTES
 
 
 class OjaPlane(Plane):
@@ -158,7 +172,9 @@ class OjaPlane(Plane):
         self.inner = inner
         self.dtype = dtype
         self.generated = 0
-        self.constants = dict(inner.constants)
+        self.constants = {"basis": basis} | {
+            f"inner.{name}": tensor for name, tensor in inner.constants.items()
+        }
 
     @property
     def tokens(self) -> int:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from kvtune.errors import BadInput
 from kvtune.lazy import lazy_import
-from kvtune.policies.calibration import CalibratedMethod, LayerSamples, Learned
+from kvtune.policies.calibration import CalibratedMethod, LayerSamples, Learned, made_once
 from kvtune.policies.method import (
     Axis,
     History,
@@ -183,11 +183,12 @@ class Palu(CalibratedMethod, StoreMethod):
         learned = ctx.calibration[self.name]
         heads = range(ctx.first_head, ctx.first_head + ctx.shape.heads)
         key = (self.name, self.fingerprint, ctx.shape.layer, ctx.shape.role, heads)
-        made: tuple[Mapping[str, Tensor], Projector] | None = ctx.engine.get(key)
-        if made is None or made[0] is not learned:
-            made = learned, self._make_projector(learned, heads, rank, ctx.device)
-            ctx.engine[key] = made
-        return made[1]
+        return made_once(
+            ctx.engine,
+            key,
+            learned,
+            lambda: self._make_projector(learned, heads, rank, ctx.device),
+        )
 
     def _make_projector(
         self, learned: Mapping[str, Tensor], heads: range, rank: int, device: torch.device
@@ -279,7 +280,7 @@ class PaluPlane(Plane):
             self.projector.rebuild(latents)[member::size]
             for member, (latents, _) in enumerate(found)
         ]
-        touched = min(self.nbytes, sum(count for _, count in found))
+        touched = sum(count for _, count in found)
         return torch.stack(own, dim=1).flatten(0, 1).to(self.dtype), touched
 
     def keep(self, index: Tensor) -> None:
@@ -296,6 +297,11 @@ class PaluPlane(Plane):
     def clear(self) -> None:
         """Drop every token."""
         self.inner.clear()
+
+    @property
+    def shares_tokens(self) -> bool:
+        """Where latents are stored one by one."""
+        return self.inner.shares_tokens
 
     def share(self, start: int, end: int) -> Piece:
         """Share latents: the projection is the same for all sequences."""

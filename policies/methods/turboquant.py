@@ -22,7 +22,14 @@ from kvtune.policies.method import (
     Saves,
     StoreMethod,
 )
-from kvtune.policies.plane import Plane, PlaneContext, TokenCodec, TokenPlane, full_plane
+from kvtune.policies.plane import (
+    Plane,
+    PlaneContext,
+    TokenCodec,
+    TokenPlane,
+    full_plane,
+    tensor_bytes,
+)
 from kvtune.types import Harm
 
 if TYPE_CHECKING:
@@ -148,8 +155,8 @@ class LearnedPlane(Plane):
     def select(self, index: Tensor) -> tuple[Tensor, int]:
         """Decode only the tokens at `index`."""
         found = [part.select(index) for part in self._parts]
-        own = sum(tensor.numel() * tensor.element_size() for tensor in self.held.values())
-        return self._joined([x for x, _ in found]), own + sum(touched for _, touched in found)
+        touched = tensor_bytes(self.held) + sum(count for _, count in found)
+        return self._joined([x for x, _ in found]), touched
 
     def keep(self, index: Tensor) -> None:
         """Move the survivors' bytes; nothing is encoded or learned again."""

@@ -13,6 +13,7 @@ from kvtune.policies.methods.prompt_cache import PromptCache
 from kvtune.policies.prompt_schema import Module, Parameter, Schema, Union
 
 A, B, C, TEXT = (tuple(tokens(count, count)) for count in (11, 9, 14, 6))
+INT8 = "vllm-int8-per-token-head"
 PLAIN = Schema([Module("a", (A,)), Module("b", (B,)), Module("c", (C,))])
 
 
@@ -150,7 +151,10 @@ def test_a_prompt_without_text_is_refused():
         serve(modules(), ["a"], text=())
 
 
-@pytest.mark.parametrize("rest", ["", " + paging", " + vllm-int8-per-token-head", " + palu"])
+@pytest.mark.parametrize(
+    "rest",
+    ["", *(f" + {name}" for name in ("paging", INT8, "palu", "kvquant:exact_tokens=0"))],
+)
 def test_formulas_give_the_bytes_of_prompts_and_modules(rest):
     cache = modules(with_parameter(), "prompt-cache" + rest)
     engine, stack = tiny_engine(), cache.stack
@@ -172,7 +176,16 @@ def test_quantized_modules_are_what_the_format_makes_of_them():
     assert (logits - exact).square().mean() < 0.05 * exact.square().mean()
 
 
-@pytest.mark.parametrize("text", ["prompt-cache + kivi", "prompt-cache + streaming-llm", "paging"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "paging",
+        *(
+            f"prompt-cache + {rest}"
+            for rest in ("kivi", "streaming-llm", "kvquant", "ojakv", "turboquant:center_keys=true")
+        ),
+    ],
+)
 def test_stacks_that_cannot_hold_modules_are_refused(text):
     with pytest.raises(BadInput, match=r"modules cannot|no prompt-cache"):
         modules(text=text)

@@ -127,16 +127,31 @@ def test_other_formats_and_salts_share_nothing(engine):
 
 
 @pytest.mark.parametrize(
-    ("rest", "reason"), [("streaming-llm", "later tokens"), ("kivi", "in groups")]
+    ("rest", "reason"),
+    [
+        ("streaming-llm", "later tokens"),
+        ("kivi", "in groups"),
+        ("kvquant", "in two forms"),
+        ("ojakv", "later tokens"),
+    ],
 )
 def test_stacks_whose_blocks_depend_on_other_tokens_stay_private(engine, rest, reason):
-    stack = parse_stack(f"prefix-caching + {rest}")
+    stack = ready(engine, parse_stack(f"prefix-caching + {rest}"))
     for _ in range(2):
         sequence = engine.start(stack)
         assert reason in private_because(sequence)
         engine.prefill([sequence], [SHARED])
         assert sequence.reused_tokens == 0
     assert len(cache_of(engine, stack).blocks) == 0
+
+
+@pytest.mark.parametrize("rest", ["kvquant:exact_tokens=0", "palu", "turboquant"])
+def test_formats_that_store_each_token_alike_are_shared(engine, rest):
+    stack = ready(engine, parse_stack(f"prefix-caching + {rest}"))
+    for reused in (0, 32):
+        sequence = engine.start(stack)
+        engine.prefill([sequence], [SHARED])
+        assert sequence.reused_tokens == reused
 
 
 def test_logits_of_every_token_need_every_token(engine):

@@ -278,18 +278,19 @@ def test_selected_tokens_are_read_alone_with_the_exact_ones(role):
     assert touched == method.selected_bytes(shape, History(30), 3)
 
 
-@pytest.mark.parametrize("cut", [1, 2, 7])
-def test_stored_tokens_can_be_taken_over(cut):
+def test_only_tokens_in_one_form_are_shared():
     x = random(2, 20, 32)
-    one = plane_of("kvquant:exact_tokens=2", "key", x)
-    one.append(x)
-    two = plane_of("kvquant:exact_tokens=2", "key", x)
-    two.adopt(one.share(0, cut))
-    two.adopt(one.share(cut, 12))
-    assert two.tokens == 12
-    assert torch.equal(two.read(), one.read()[:, :12])
-    two.append(x[:, 12:])
-    assert torch.equal(two.read(), one.read())
+    apart, alike, other = (
+        plane_of(f"kvquant:exact_tokens={exact_tokens}", "key", x) for exact_tokens in (2, 0, 0)
+    )
+    assert not apart.shares_tokens
+    apart.append(x)
+    with pytest.raises(BadInput, match="cannot be shared"):
+        apart.share(0, 7)
+    assert alike.shares_tokens
+    alike.append(x)
+    other.adopt(alike.share(3, 12))
+    assert torch.equal(other.read(), alike.read()[:, 3:12])
 
 
 def test_one_head_alone_is_stored_with_its_own_ranges():

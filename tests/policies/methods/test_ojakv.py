@@ -200,6 +200,18 @@ def test_the_basis_is_counted_and_pays_off_after_2_d_latents():
     assert saved[0] < saved[1] == 0 < saved[2]
 
 
+def test_the_basis_that_sequences_start_from_is_counted_once_for_all():
+    engine = tiny_engine()
+    stack = ready(engine, parse_stack(f"ojakv:{SMALL}"))
+    one, two = (follow(engine, stack, tokens(40, seed), [1])[1] for seed in (0, 1))
+    # 4 layers, keys and values, 2 heads: 32 x 16 numbers of 4 bytes.
+    assert one.measured().constant_bytes == 4 * 2 * 2 * 32 * 16 * 4
+    assert one.measured() == footprint(stack, engine.layers, 40, 1, observed=one.observed())
+    for mine, others in zip(one.layers[1].planes(), two.layers[1].planes(), strict=True):
+        assert mine.constants["basis"] is others.constants["basis"]
+        assert one.fork().layers[1].groups[0].keys.initial is one.layers[1].groups[0].keys.initial
+
+
 def test_a_head_held_alone_uses_its_own_basis():
     x = stream(16, 60)
     alone = plane_of(method_of(), x, first_head=1, heads=1)

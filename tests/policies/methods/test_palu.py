@@ -10,6 +10,7 @@ from kvtune.policies.footprint import footprint
 from kvtune.policies.method import History, LayerShape, PlaneShape
 from kvtune.policies.method_stack import parse_stack
 from kvtune.policies.methods.palu import Palu
+from kvtune.policies.methods.turboquant import TurboQuant
 from kvtune.policies.plane import PlaneContext, full_plane
 
 HEADS, WIDTH, HIDDEN, TEXT = 4, 8, 48, 300
@@ -227,12 +228,30 @@ def test_heads_that_select_different_tokens_read_only_their_latents():
     assert touched == formula == 2 * 2 * 3 * 8 * 4
 
 
+def test_what_is_read_for_each_head_of_a_group_counts_for_each():
+    """So does the mean that a format inside has learned, even if reading all would touch less."""
+    samples = samples_of(15)
+    method, inside = Palu(group_heads=2), TurboQuant(center_keys=True)
+    shape = PlaneShape("key", HEADS, WIDTH, 4, 0, 4)
+    ctx = PlaneContext(
+        shape, torch.float32, torch.device("cpu"), {"palu": method.calibrate(samples)}
+    )
+    plane = method.plane(ctx, lambda within: inside.plane(within, full_plane))
+    plane.append(samples.vectors[:, :20])
+    _, touched = plane.select(torch.arange(9).repeat(HEADS, 1))
+    # 2 groups, each for 2 heads: 9 tokens of 8 latent channels at 4 bits and a norm, a mean.
+    assert touched == 2 * 2 * (9 * (4 + 2) + 8 * 4)
+    formula = method.selected_through(shape, History(20), 9, inside.selected_bytes)
+    assert formula == touched
+
+
 def test_latents_can_be_shared_with_other_sequences():
     samples = samples_of(14)
     method = Palu()
     learned = method.calibrate(samples)
     one, two = plane_of(method, learned), plane_of(method, learned)
     one.append(samples.vectors)
+    assert one.shares_tokens
     two.adopt(one.share(10, 30))
     assert torch.equal(two.inner.read(), one.inner.read()[:, 10:30])
 
