@@ -7,7 +7,6 @@ values. Read from vLLM 0.32.0:
   v1/attention/ops/triton_reshape_and_cache_flash.py
 - int4: `_reshape_cache_int4_kernel`, `single_rht`, `reshape_and_cache_int4` in
   v1/attention/ops/int4_per_token_head.py
-- bytes: `TritonAttentionBackend.customize_spec` in v1/attention/backends/triton_attn.py
 - fp8 per tensor: `reshape_and_cache_kernel_flash` in the first file; the scale is 1.0 unless the
   checkpoint brings one (model_executor/layers/quantization/kv_cache.py)
 
@@ -28,28 +27,10 @@ from kvtune.kernels.packing import pack_bits, unpack_bits
 
 TokenHeadFormat = Literal["int8", "int4", "fp8"]
 
-_SCALE_BYTES = 4
 _SMALLEST_SCALE = 1e-6
 _FP8 = torch.float8_e4m3fn
 _FP8_MAX = torch.finfo(_FP8).max
 _INT4_SIGNS_SEED = 0x9E3779B9
-
-
-def slot_bytes(fmt: TokenHeadFormat, key_dim: int, value_dim: int | None = None) -> int:
-    """Return the bytes of one token's key and value in one KV head, their two scales included.
-
-    Args:
-        fmt: the format.
-        key_dim: channels of a key.
-        value_dim: channels of a value; None means `key_dim`.
-
-    Raises:
-        ValueError: `fmt` is unknown.
-    """
-    channels = key_dim // _per_byte(fmt) + (key_dim if value_dim is None else value_dim) // (
-        _per_byte(fmt)
-    )
-    return channels + 2 * _SCALE_BYTES
 
 
 def quantize_token_head(x: Tensor, fmt: TokenHeadFormat) -> tuple[Tensor, Tensor]:
@@ -101,6 +82,14 @@ def dequantize_token_head(
     raise _unknown(fmt)
 
 
+def int4_signs(width: int, device: torch.device) -> Tensor:
+    """Return the signs of int4's rotation of `width` channels, one float32 tensor for all callers.
+
+    Their number is the largest power of two that divides `width`: blocks of it are rotated alike.
+    """
+    return _signs(_power_of_two_factor(width), device)
+
+
 def quantize_fp8_tensor(x: Tensor, scale: float = 1.0) -> Tensor:
     """Return x / scale in float8_e4m3fn as vLLM's `fp8` cache stores it; beyond ±448 saturates.
 
@@ -147,15 +136,15 @@ def _dequantize_int4(data: Tensor, scale: Tensor) -> Tensor:
 def _int4_rotation(x: Tensor, inverse: bool = False) -> Tensor:
     """Apply H D, or D H, to each block of the largest power of two that divides d."""
     block = _power_of_two_factor(x.shape[-1])
-    signs = _int4_signs(block).to(x.device)
+    signs = int4_signs(x.shape[-1], x.device)
     blocks = x.reshape(*x.shape[:-1], -1, block)
     turned = hadamard_transform(blocks) * signs if inverse else hadamard_transform(blocks * signs)
     return turned.reshape(x.shape)
 
 
 @lru_cache
-def _int4_signs(block: int) -> Tensor:
-    return random_signs(block, torch.Generator().manual_seed(_INT4_SIGNS_SEED))
+def _signs(block: int, device: torch.device) -> Tensor:
+    return random_signs(block, torch.Generator().manual_seed(_INT4_SIGNS_SEED)).to(device)
 
 
 def _power_of_two_factor(d: int) -> int:
@@ -174,12 +163,6 @@ def _half_away(x: Tensor) -> Tensor:
 def _to_fp8(x: Tensor) -> Tensor:
     # The cast itself gives NaN beyond the range; NVIDIA's conversion saturates.
     return x.clamp(-_FP8_MAX, _FP8_MAX).to(_FP8)
-
-
-def _per_byte(fmt: str) -> int:
-    if fmt not in ("int8", "int4", "fp8"):
-        raise _unknown(fmt)
-    return 2 if fmt == "int4" else 1
 
 
 def _unknown(fmt: str) -> ValueError:

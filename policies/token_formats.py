@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvtune.errors import BadInput
@@ -30,15 +30,18 @@ else:
     token_head = lazy_import("kvtune.kernels.token_head")
 
 SCALE_BYTES = 4
+SIGN_BYTES = 4
 BITS: Mapping[str, int] = {"int8": 8, "fp8": 8, "int4": 4}
 
 
 class TokenHeadCodec(TokenCodec):
     """`data` [heads, n, width] (or two channels a byte) and a float32 `scale` [heads, n]."""
 
-    def __init__(self, fmt: token_head.TokenHeadFormat, dtype: torch.dtype) -> None:
+    def __init__(self, fmt: token_head.TokenHeadFormat, ctx: PlaneContext) -> None:
         self.fmt = fmt
-        self.dtype = dtype
+        self.width = ctx.shape.width
+        self.dtype = ctx.dtype
+        self.device = ctx.device
 
     def encode(self, x: Tensor) -> dict[str, Tensor]:
         """Quantize each vector by itself."""
@@ -49,14 +52,22 @@ class TokenHeadCodec(TokenCodec):
         """Read vectors back as vLLM's attention does."""
         return token_head.dequantize_token_head(held["data"], held["scale"], self.fmt, self.dtype)
 
+    def constants(self) -> dict[str, Tensor]:
+        """The signs of int4's rotation."""
+        if self.fmt != "int4":
+            return {}
+        return {"signs": token_head.int4_signs(self.width, self.device)}
+
 
 class TokenHeadMethod(StoreMethod):
     """One float32 scale for each (token, KV head), for keys and for values.
 
     Keys are stored after RoPE. A slot takes `width * bits / 8 + 4` bytes in each plane: at 128
-    channels 264 (8 bits) or 136 (4 bits) for key and value, scales included, nothing else. The
-    prompt attends to itself in full precision, as in vLLM. vLLM also rounds probabilities that
-    it multiplied with the values' scales to the model's dtype; that is not reproduced.
+    channels 264 (8 bits) or 136 (4 bits) for key and value, scales included, as
+    `TritonAttentionBackend.customize_spec` of vLLM 0.32 reserves. int4 has 4 bytes for each sign of
+    its rotation, once for all sequences. The prompt attends to itself in full precision, as in
+    vLLM. vLLM also rounds probabilities that it multiplied with the values' scales to the model's
+    dtype; that is not reproduced.
     """
 
     axis = Axis.BITS
@@ -77,7 +88,7 @@ class TokenHeadMethod(StoreMethod):
                 f"{self.name} stores two channels a byte, and there are {ctx.shape.width}",
                 fix="use a format of 8 bits",
             )
-        return TokenPlane(TokenHeadCodec(self.fmt, ctx.dtype))
+        return TokenPlane(TokenHeadCodec(self.fmt, ctx))
 
     def plane_bytes(
         self,
@@ -88,6 +99,12 @@ class TokenHeadMethod(StoreMethod):
     ) -> int:
         """Codes and a scale for each token."""
         return self._tokens_bytes(shape, held.tokens)
+
+    def constants_bytes(self, shapes: Sequence[PlaneShape]) -> int:
+        """The signs of int4's rotation, one table for all planes with blocks of one size."""
+        if self.fmt != "int4":
+            return 0
+        return sum(SIGN_BYTES * block for block in {shape.width & -shape.width for shape in shapes})
 
     def selected_bytes(self, shape: PlaneShape, held: History, tokens: int) -> int:
         """Tokens are read one by one."""

@@ -12,7 +12,6 @@ from kvtune.kernels.token_head import (  # noqa: E402
     dequantize_token_head,
     quantize_fp8_tensor,
     quantize_token_head,
-    slot_bytes,
 )
 
 torch.set_num_threads(1)
@@ -23,15 +22,10 @@ def heads(shape=(5, 2, 64), seed=0, scale=1.0):
 
 
 @pytest.mark.parametrize(("fmt", "expected"), [("int4", 136), ("int8", 264), ("fp8", 264)])
-def test_bytes_of_a_slot_equal_the_tensors(fmt, expected):
-    assert slot_bytes(fmt, 128) == expected
+def test_a_slot_of_128_channels_takes_the_bytes_that_vllm_reserves(fmt, expected):
     x = heads((1, 1, 128))
     owned = sum(t.numel() * t.element_size() for t in quantize_token_head(x, fmt))
     assert 2 * owned == expected
-
-
-def test_values_may_be_narrower_than_keys():
-    assert slot_bytes("int4", 192, 128) == 96 + 64 + 8
 
 
 def test_int8_of_a_worked_example():
@@ -141,7 +135,5 @@ def test_unknown_formats_and_odd_heads_are_refused():
         quantize_token_head(heads(), "int2")
     with pytest.raises(ValueError, match="is 'int2'"):
         dequantize_token_head(torch.zeros(1), torch.zeros(1), "int2")
-    with pytest.raises(ValueError, match="is 'int2'"):
-        slot_bytes("int2", 64)
     with pytest.raises(ValueError, match="even head dimension but got 7"):
         quantize_token_head(torch.zeros(7), "int4")

@@ -67,6 +67,15 @@ def test_four_bits_lose_more_than_eight():
     assert errors[0] < errors[1] < errors[2] < 0.05
 
 
+@pytest.mark.parametrize(("fmt", "width", "signs"), [("int4", 96, 32), ("int8", 96, 0)])
+def test_the_signs_of_a_rotation_are_counted_once_for_all_layers(fmt, width, signs):
+    method, shape, plane = built(fmt, width=width)
+    assert sum(x.numel() * x.element_size() for x in plane.constants.values()) == signs * 4
+    assert method.constants_bytes([shape] * 6) == signs * 4
+    again = built(fmt, width=width)[2]
+    assert all(again.constants[name] is x for name, x in plane.constants.items())
+
+
 def test_an_odd_number_of_channels_does_not_pair():
     with pytest.raises(BadInput, match="two channels a byte"):
         built("int4", width=33)
