@@ -157,8 +157,10 @@ def replay(requests: Iterable[Hashable], capacity: int, order: Leaving) -> float
             hits += 1
             order.hit(key)
             continue
+        if capacity < 1:
+            continue
         order.miss(key)
-        while inside and len(inside) >= capacity:
+        while len(inside) >= capacity:
             inside.remove(order.evict(key))
         order.admit(key)
         inside.add(key)

@@ -94,6 +94,11 @@ def test_lru_hits_never_fall_with_capacity(requests):
     assert rates == sorted(rates)
 
 
+@pytest.mark.parametrize("order", [LeastRecent, Adaptive])
+def test_without_capacity_nothing_is_found(order):
+    assert replay([1, 1, 2, 1, 1], 0, order()) == 0
+
+
 def test_arc_keeps_what_comes_back_through_a_scan():
     hot, requests, next_cold = list(range(8)), [], 100
     for _ in range(30):
