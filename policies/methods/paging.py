@@ -386,7 +386,10 @@ class PagedPlane(Plane):
     def _pool(self, like: Mapping[str, Tensor]) -> BlockPool:
         """The pool for blocks of this form, which all planes of the engine share."""
         if self.pool is None:
-            form = tuple((name, x.dtype, x.shape[0], x.shape[2:]) for name, x in like.items())
+            # Tensors that come from a file are in another order than those of a codec.
+            form = tuple(
+                (name, x.dtype, x.shape[0], x.shape[2:]) for name, x in sorted(like.items())
+            )
             device = next(iter(like.values())).device
             key = ("paging", self.block_tokens, form, device)
             pool = self._pools.get(key) or BlockPool(self.block_tokens, like)

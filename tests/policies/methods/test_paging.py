@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from kvtune.errors import BadInput
 from kvtune.policies.footprint import footprint
 from kvtune.policies.method import History, PlaneShape
-from kvtune.policies.method_stack import parse_stack
+from kvtune.policies.method_stack import parse_method, parse_stack
 from kvtune.policies.methods.paging import BlockPool, PagedPlane, Paging
-from kvtune.policies.plane import FullCodec, Plane, PlaneContext, TokenPlane, full_plane
+from kvtune.policies.plane import FullCodec, Piece, Plane, PlaneContext, TokenPlane, full_plane
 
 HEADS, WIDTH = 2, 8
 SHAPE = PlaneShape("key", HEADS, WIDTH, 4, 0, 4)
@@ -178,6 +178,18 @@ def test_a_shared_block_is_adopted_without_a_copy():
     other.adopt(plane.share(32, 40))
     assert torch.equal(other.read(), plane.read())
     assert pool.used_blocks == 4
+
+
+def test_tensors_in_the_order_of_a_file_go_to_the_same_pool():
+    shape = PlaneContext(SHAPE, torch.float32, torch.device("cpu"))
+    method = parse_method("vllm-int8-per-token-head")
+    engine = {}
+    plane, other = (PagedPlane(method.plane(shape, full_plane).codec, 16, engine) for _ in range(2))
+    plane.append(vectors(16))
+    stored = plane.share(0, 9).tensors
+    other.adopt(Piece(dict(reversed(stored.items()))))
+    assert other.pool is engine_pool(engine)
+    assert torch.equal(other.read(), plane.read()[:, :9])
 
 
 def test_a_store_with_a_window_is_refused_with_the_reason():
