@@ -61,6 +61,12 @@ class Observed:
         return replace(self, facts=self.facts | self.facts_read)
 
 
+def stored_bytes(stack: MethodStack, layers: Sequence[LayerShape], tokens: int) -> int:
+    """Bytes of the keys and values of `tokens` tokens of a prompt, over all layers."""
+    held = History(tokens)
+    return sum(stack.plane_bytes(layer.plane(role), held) for layer in layers for role in ROLES)
+
+
 def footprint(
     stack: MethodStack,
     layers: Sequence[LayerShape],

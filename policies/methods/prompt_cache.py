@@ -7,22 +7,19 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from kvtune.policies.footprint import stored_bytes
 from kvtune.policies.method import (
     REFERENCE,
     Axis,
-    History,
     LayerShape,
     Method,
     Need,
     Paper,
-    Role,
     Saves,
     Serving,
 )
 from kvtune.policies.method_stack import MethodStack
 from kvtune.types import Harm
-
-ROLES: tuple[Role, Role] = ("key", "value")
 
 
 class PromptCache(Method):
@@ -70,5 +67,4 @@ class PromptCache(Method):
 
     def module_bytes(self, stack: MethodStack, layers: Sequence[LayerShape], tokens: int) -> int:
         """Bytes of `tokens` tokens of modules under a stack that does not page them."""
-        held = History(tokens)
-        return sum(stack.plane_bytes(layer.plane(role), held) for layer in layers for role in ROLES)
+        return stored_bytes(stack, layers, tokens)

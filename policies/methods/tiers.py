@@ -8,21 +8,18 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from kvtune.errors import BadInput
+from kvtune.policies.footprint import stored_bytes
 from kvtune.policies.method import (
     REFERENCE,
     Axis,
-    History,
     LayerShape,
     Method,
     Paper,
-    Role,
     Saves,
     Serving,
 )
 from kvtune.policies.method_stack import MethodStack
 from kvtune.types import Harm
-
-ROLES: tuple[Role, Role] = ("key", "value")
 
 
 class Tiers(Method):
@@ -81,10 +78,9 @@ class Tiers(Method):
         Raises:
             BadInput: a store of the stack does not keep tokens one by one.
         """
-        if any(not store.each_token_alone for store in stack.stores):
-            raise BadInput(f"{stack} keeps tokens in groups, and has no blocks to move")
+        if any(not (store.each_token_alone and store.one_page_kind) for store in stack.stores):
+            raise BadInput(f"{stack} keeps tokens in groups or in two forms: no blocks can move")
         moved = MethodStack(
             tuple(method for method in stack.methods if method.axis is not Axis.PLACEMENT)
         )
-        held = History(block_tokens)
-        return sum(moved.plane_bytes(layer.plane(role), held) for layer in layers for role in ROLES)
+        return stored_bytes(moved, layers, block_tokens)

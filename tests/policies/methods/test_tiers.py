@@ -7,7 +7,6 @@ from pydantic import ValidationError
 from kvtune.errors import BadInput
 from kvtune.policies.method import LayerShape
 from kvtune.policies.method_stack import MethodStack, parse_stack
-from kvtune.policies.methods.paging import Paging
 from kvtune.policies.methods.tiers import Tiers
 
 LLAMA_8B = [LayerShape(index, 32, 32, 8, 128, 128, 2) for index in range(32)]
@@ -29,11 +28,7 @@ def test_a_disk_needs_a_folder():
         Tiers(disk_bytes=1)
 
 
-def test_tokens_in_groups_have_no_blocks():
-    class Grouped(Paging):
-        @property
-        def each_token_alone(self):
-            return False
-
-    with pytest.raises(BadInput, match="keeps tokens in groups"):
-        Tiers().block_bytes(MethodStack((Grouped(),)), LLAMA_8B, 512)
+@pytest.mark.parametrize("text", ["kivi", "kvquant"])
+def test_tokens_in_groups_or_two_forms_have_no_blocks(text):
+    with pytest.raises(BadInput, match="no blocks can move"):
+        Tiers().block_bytes(parse_stack(text), LLAMA_8B, 512)
