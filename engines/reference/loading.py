@@ -16,7 +16,7 @@ from kvtune.engines.reference.sequence import Sequence as CachedSequence
 from kvtune.engines.reference.tiers import TierStore
 from kvtune.errors import BadInput
 from kvtune.policies.methods.tiers import Tiers
-from kvtune.policies.plane import Plane, planes_within
+from kvtune.policies.plane import Plane, planes_within, tensor_bytes
 from kvtune.policies.tiering import Plan, Speeds, Tier, plan_loading
 
 if TYPE_CHECKING:
@@ -109,8 +109,7 @@ def swap_out(engine: ReferenceEngine, sequence: CachedSequence) -> Tier | None:
         for number, plane in planes.items():
             plane.swap_in(held[number])
         return None
-    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    sequence.parked = Parked(key, nbytes, observed)
+    sequence.parked = Parked(key, tensor_bytes(tensors), observed)
     return tier
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from kvtune.errors import BadInput
 from kvtune.policies.methods.tiers import Tiers
+from kvtune.policies.plane import tensor_bytes
 from kvtune.policies.tiering import LEAVING, Leaving, Tier
 
 PROBE_BYTES = 16 << 20
@@ -84,7 +85,7 @@ class TierStore:
     def bytes_of(self, key: str) -> int:
         """Bytes of an object's tensors; 0 if it is not there."""
         if key in self._host:
-            return _nbytes(self._host[key])
+            return tensor_bytes(self._host[key])
         return self._disk[key].nbytes if key in self._disk else 0
 
     def put(self, key: str, tensors: Tensors) -> Tier | None:
@@ -96,7 +97,7 @@ class TierStore:
         if known is not None:
             self._order[known].hit(key)
             return known
-        nbytes = _nbytes(tensors)
+        nbytes = tensor_bytes(tensors)
         if nbytes <= self.method.host_bytes:
             self._make_room("host", key, nbytes)
             self._host[key] = {name: x.to("cpu", copy=True) for name, x in tensors.items()}
@@ -154,7 +155,7 @@ class TierStore:
         return found
 
     def _put_on_disk(self, key: str, tensors: Tensors) -> Tier | None:
-        nbytes = _nbytes(tensors)
+        nbytes = tensor_bytes(tensors)
         if self._folder is None or nbytes > self.method.disk_bytes:
             return None
         self._make_room("disk", key, nbytes)
@@ -205,7 +206,7 @@ class TierStore:
         """Remove an object from a tier; what the host held is returned."""
         if tier == "host":
             tensors = self._host.pop(key)
-            self._bytes["host"] -= _nbytes(tensors)
+            self._bytes["host"] -= tensor_bytes(tensors)
             return tensors
         file = self._disk.pop(key)
         self._bytes["disk"] -= file.nbytes
@@ -216,10 +217,6 @@ class TierStore:
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-
-def _nbytes(tensors: Tensors) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def _leave_page_cache(path: Path) -> None:

@@ -76,6 +76,17 @@ def test_a_sequence_that_is_away_cannot_go_on():
         swap_in(engine, sequence)
 
 
+def test_a_sequence_that_is_away_cannot_fork():
+    """Both would be brought back from one place, and the second would find nothing there."""
+    engine, stack = tiny_engine(), parse_stack("tiers")
+    _, sequence = follow(engine, stack, PROMPT, [])
+    swap_out(engine, sequence)
+    with pytest.raises(BadInput, match="cannot fork"):
+        sequence.fork()
+    swap_in(engine, sequence)
+    assert sequence.fork().measured() == sequence.measured()
+
+
 def test_a_sequence_stays_where_no_tier_has_room():
     engine, stack = tiny_engine(), parse_stack("tiers:host_bytes=100")
     _, sequence = follow(engine, stack, PROMPT, [])
