@@ -24,7 +24,9 @@ Array = NDArray[np.float64]
 
 _TOLERANCE = 1e-12
 _MOST_STEPS = 100
-_SMALLEST_SPHERE_DIM = 4  # At 3 the density is uniform, below that it is no longer log-concave.
+
+SMALLEST_SPHERE_DIM = 4
+"""At 3 dimensions the density is uniform, below that it is no longer log-concave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,8 @@ def lloyd_max(bits: int, dim: int | None = None) -> Codebook:
     """
     if not 1 <= bits <= 8:
         raise ValueError(f"bits must be 1 to 8 but got {bits}")
-    if dim is not None and dim < _SMALLEST_SPHERE_DIM:
-        raise ValueError(f"dim must be at least {_SMALLEST_SPHERE_DIM} but got {dim}")
+    if dim is not None and dim < SMALLEST_SPHERE_DIM:
+        raise ValueError(f"dim must be at least {SMALLEST_SPHERE_DIM} but got {dim}")
     half = 1 << (bits - 1)
     if dim is None:
         levels, mass = _solve(_companded(half), _normal_cells, _normal_density, math.inf)

@@ -15,13 +15,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvtune.kernels.lloyd_max import lloyd_max, nearest
+from kvtune.kernels.lloyd_max import SMALLEST_SPHERE_DIM, lloyd_max, nearest
 from kvtune.kernels.packing import pack_bits, unpack_bits
 from kvtune.kernels.rotation import Rotation
 
 Mode = Literal["mse", "prod"]
 
-_SMALLEST_SPHERE_DIM = 4
 _HALF_MAX = torch.finfo(torch.float16).max
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -98,7 +97,7 @@ class VectorQuantizer:
 
 @lru_cache
 def _level_tensor(bits: int, dim: int, device: torch.device) -> Tensor:
-    sphere = dim if dim >= _SMALLEST_SPHERE_DIM else None
+    sphere = dim if dim >= SMALLEST_SPHERE_DIM else None
     return lloyd_max(bits, sphere).tensor(device, 1 / math.sqrt(dim))
 
 

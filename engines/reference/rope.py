@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvtune.errors import BadInput
-from kvtune.kernels.rope import apply_rope, cos_sin, unapply_rope
+from kvtune.kernels.rope import apply_rope, cos_sin, rerotate, unapply_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,7 @@ class Rope:
 
     def move(self, x: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """Rotate from positions `before` to `after`."""
-        cos, sin = cos_sin(self.inv_freq, after - before)
-        return apply_rope(x, cos, sin)
+        return rerotate(x, self.inv_freq, after - before)
 
 
 def model_ropes(model: Any, layer_kinds: tuple[str, ...]) -> tuple[Rope, ...]:

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtune.kernels.lowrank import power_iteration, whitened_low_rank  # noqa: E402
+from kvtune.kernels.lowrank import power_iteration  # noqa: E402
 from kvtune.kernels.minmax import dequantize, quantize  # noqa: E402
 
 torch.set_num_threads(1)
@@ -88,58 +88,8 @@ def test_zeros_and_single_rows_are_finite_and_seeds_repeat():
     assert torch.equal(power_iteration(x, 2, seed=3)[1], power_iteration(x, 2, seed=3)[1])
 
 
-def inputs_and_weight(rows=400, channels=48, out=32):
-    """Inputs whose channels differ in size and are mixed, as activations are."""
-    spread = torch.logspace(1, -1, channels, dtype=torch.float64)
-    x = (matrix(rows, channels) * spread) @ torch.linalg.qr(matrix(channels, channels, seed=1)).Q
-    return x, matrix(out, channels, seed=2)
-
-
-@pytest.mark.parametrize("rank", [1, 8, 31])
-def test_whitening_reaches_the_least_output_error(rank):
-    x, weight = inputs_and_weight()
-    left, right = whitened_low_rank(weight, x.T @ x, rank)
-    assert left.shape == (32, rank)
-    assert right.shape == (rank, 48)
-    error = float((x @ weight.T - x @ (left @ right).T).norm())
-    # Outputs are a plain matrix; no factors of that rank can beat its truncated SVD.
-    assert error == pytest.approx(svd_error(x @ weight.T, rank), rel=1e-6)
-    u, sigma, vh = torch.linalg.svd(weight, full_matrices=False)
-    plain = (u[:, :rank] * sigma[:rank]) @ vh[:rank]
-    assert error < float((x @ weight.T - x @ plain.T).norm())
-
-
-def test_full_rank_is_exact():
-    x, weight = inputs_and_weight()
-    left, right = whitened_low_rank(weight, x.T @ x, 99)
-    torch.testing.assert_close(left @ right, weight, atol=1e-8, rtol=0)
-
-
-def test_too_few_inputs_get_jitter_and_stay_exact_on_those_inputs():
-    x, weight = inputs_and_weight(rows=6)
-    left, right = whitened_low_rank(weight.float(), (x.T @ x).float(), 12)
-    assert left.dtype == torch.float32
-    outputs = x @ weight.T
-    assert (outputs - x @ (left @ right).double().T).norm() / outputs.norm() < 1e-3
-    left, right = whitened_low_rank(weight, torch.zeros(48, 48), 32)
-    torch.testing.assert_close(left @ right, weight, atol=1e-8, rtol=0)
-
-
-def test_weights_of_a_batch_are_factored_apart():
-    x, weight = inputs_and_weight()
-    weights = torch.stack((weight, matrix(32, 48, seed=9)))
-    moments = torch.stack((x.T @ x, torch.eye(48).double()))
-    left, right = whitened_low_rank(weights, moments, 5)
-    alone_left, alone_right = whitened_low_rank(weights[1], moments[1], 5)
-    torch.testing.assert_close((left @ right)[1], alone_left @ alone_right)
-
-
 def test_arguments_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="rank must be at least 0 but got -1"):
         power_iteration(matrix(3, 3), -1)
     with pytest.raises(ValueError, match="loops must be at least 1"):
         power_iteration(matrix(3, 3), 1, loops=0)
-    with pytest.raises(ValueError, match="rank must be at least 1 but got 0"):
-        whitened_low_rank(matrix(3, 3), torch.eye(3), 0)
-    with pytest.raises(ValueError, match="no second moment"):
-        whitened_low_rank(matrix(3, 3), torch.diag(torch.tensor([1.0, 1.0, -50.0])), 1)
