@@ -42,8 +42,8 @@ class MiniCache(StoreMethod):
     The lower layer holds e in what follows in the stack, and the tokens that stay; the upper layer
     reads e from there. So alone this saves at most a quarter of the bytes and nothing of what a
     step reads: bandwidth is won by quantizing e. Until the upper layer has stored the same tokens
-    the lower one holds them in full precision. Generated tokens are merged when the next one
-    arrives (`decode_merge`), judged by the prompt's angles, or never.
+    the lower one holds them in full precision. Generated tokens (and later prompts) are merged when
+    the next one arrives (`decode_merge`), judged by the prompt's angles, or never.
 
     Both layers of a pair hold the same tokens: under an evictor the upper one follows the lower
     one's choice. The vector over all heads needs evictors that keep the same tokens in each head
