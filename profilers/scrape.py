@@ -2,7 +2,8 @@
 
 A series is named by its metric and labels, without those that only say which engine of a server
 it comes from: `vllm:num_requests_waiting_by_reason{reason="capacity"}`. Engines of one server are
-added up, shares (`..._perc`) are averaged. The parser is lenient: what it cannot read it skips.
+added up; shares (`..._perc`) are averaged, and a second series shows the fullest engine, whose
+requests wait while the mean looks harmless. The parser is lenient: what it cannot read it skips.
 """
 
 from __future__ import annotations
@@ -25,6 +26,21 @@ LOAD_GAUGES = (
     "vllm:num_requests_waiting_by_reason",
     "vllm:kv_cache_usage_perc",
 )
+PREFIX_COUNTERS = (
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:prompt_tokens_total",
+    "vllm:prompt_tokens_cached_total",
+)
+"""Counters that are sampled during a run too: whether prefix hits fall shows only over time."""
+
+ENGINES = "kvtune:engines"
+"""A gauge of our own: how many engines the page speaks of, where there are several."""
+
+FULLEST = '{engines="fullest"}'
+"""Follows the name of a share: its largest value over several engines."""
+
+_SHARES = ("vllm:kv_cache_usage_perc",)
 _RENAMED = {
     "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc",
     "vllm:gpu_prefix_cache_queries_total": "vllm:prefix_cache_queries_total",
@@ -72,7 +88,8 @@ def parse_metrics(text: str, only: Sequence[str] | None = None) -> Samples:
             found[sample[0], sample[1]] = sample[2]
     counters, gauges = _aggregate(found, kinds, renamed)
     if only is not None:
-        gauges = {key: value for key, value in gauges.items() if key.partition("{")[0] in only}
+        kept = (*only, ENGINES)
+        gauges = {key: value for key, value in gauges.items() if key.partition("{")[0] in kept}
         counters = {key: value for key, value in counters.items() if key.partition("{")[0] in only}
     return Samples(counters, gauges, skipped)
 
@@ -149,14 +166,14 @@ class Scraper:
     async def sample_gauges(
         self, into: dict[str, list[tuple[float, float]]], start_s: float, interval_s: float
     ) -> None:
-        """Append the load gauges to `into` every `interval_s` until cancelled.
+        """Append the load gauges and prefix counters to `into` every `interval_s` until cancelled.
 
         Each sample is (seconds since `start_s` of `time.perf_counter`, value).
         """
         while True:
-            if (samples := await self.read(LOAD_GAUGES)) is not None:
+            if (samples := await self.read(LOAD_GAUGES + PREFIX_COUNTERS)) is not None:
                 now_s = time.perf_counter() - start_s
-                for series, value in samples.gauges.items():
+                for series, value in (*samples.gauges.items(), *samples.counters.items()):
                     into.setdefault(series, []).append((now_s, value))
             await asyncio.sleep(interval_s)
 
@@ -223,19 +240,26 @@ def _aggregate(
 ) -> tuple[dict[str, float], dict[str, float]]:
     counters: dict[str, float] = defaultdict(float)
     gauges: dict[str, list[float]] = defaultdict(list)
+    engines: set[str] = set()
     for (name, labels), value in found.items():
         if name.endswith(("_created", "_info")):
             continue
+        engines.update(text for label, text in labels if label == "engine")
         series = _series(renamed.get(name, name), labels)
         if _is_counter(name, kinds):
             counters[series] += value
         else:
             gauges[series].append(value)
-    averaged = {
+    joined = {
         series: math.fsum(values) / (len(values) if _is_share(series) else 1)
         for series, values in gauges.items()
     }
-    return dict(counters), averaged
+    if len(engines) > 1:
+        joined[ENGINES] = float(len(engines))
+        joined |= {
+            series + FULLEST: max(values) for series, values in gauges.items() if series in _SHARES
+        }
+    return dict(counters), joined
 
 
 def _is_counter(name: str, kinds: Mapping[str, str]) -> bool:

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.profilers.scrape import (
+    ENGINES,
     LOAD_GAUGES,
+    PREFIX_COUNTERS,
     Samples,
     Scraper,
     counter_resets,
@@ -88,10 +90,35 @@ vllm:num_requests_running{engine="1"} 1
 vllm:kv_cache_usage_perc{engine="0"} 0.2
 vllm:kv_cache_usage_perc{engine="1"} 0.6
 """
+    expected = {
+        "vllm:num_requests_running": 4.0,
+        "vllm:kv_cache_usage_perc": pytest.approx(0.4),
+        'vllm:kv_cache_usage_perc{engines="fullest"}': 0.6,
+        ENGINES: 2.0,
+    }
     samples = parse_metrics(page)
     assert samples.counters == {"vllm:prompt_tokens_total": 42.0}
-    assert samples.gauges["vllm:num_requests_running"] == 4.0
-    assert samples.gauges["vllm:kv_cache_usage_perc"] == pytest.approx(0.4)
+    assert samples.gauges == expected
+    assert parse_metrics(page, LOAD_GAUGES).gauges == expected
+
+
+def test_histograms_of_several_engines_are_added_by_bucket():
+    page = "# TYPE vllm:iteration_tokens_total histogram\n" + "".join(
+        f'vllm:iteration_tokens_total_bucket{{engine="{engine}",le="8.0",model_name="m"}} {low}\n'
+        f'vllm:iteration_tokens_total_count{{engine="{engine}",model_name="m"}} {count}\n'
+        for engine, low, count in ((0, 2, 3), (1, 5, 9))
+    )
+    assert parse_metrics(page).counters == {
+        'vllm:iteration_tokens_total_bucket{le="8.0"}': 7.0,
+        "vllm:iteration_tokens_total_count": 12.0,
+    }
+
+
+def test_renamed_usage_of_several_engines_keeps_its_fullest():
+    page = "".join(f'vllm:gpu_cache_usage_perc{{engine="{i}"}} {i / 4}\n' for i in range(4))
+    gauges = parse_metrics(page, LOAD_GAUGES).gauges
+    assert gauges["vllm:kv_cache_usage_perc"] == pytest.approx(0.375)
+    assert gauges['vllm:kv_cache_usage_perc{engines="fullest"}'] == 0.75
 
 
 def test_a_series_printed_twice_counts_once():
@@ -228,6 +255,31 @@ def scrape(*args, timeout_s=5.0, **options):
             return await scraper.fetch(), scraper.problems
 
     return asyncio.run(main())
+
+
+def test_load_and_prefix_counters_are_sampled_until_cancelled():
+    page = b"""
+vllm:gpu_cache_usage_perc{engine="0"} 0.5
+vllm:gpu_prefix_cache_queries_total{engine="0"} 40
+vllm:gpu_prefix_cache_hits_total{engine="0"} 30
+vllm:request_success_total{engine="0"} 9
+"""
+    into = {}
+
+    async def main():
+        async with answer_with(page) as endpoint, Scraper(endpoint) as scraper:
+            sampler = asyncio.create_task(scraper.sample_gauges(into, 0.0, 0.01))
+            while len(into.get("vllm:kv_cache_usage_perc", ())) < 2:
+                await asyncio.sleep(0.01)
+            sampler.cancel()
+            await asyncio.gather(sampler, return_exceptions=True)
+
+    asyncio.run(main())
+    assert {series: samples[0][1] for series, samples in into.items()} == {
+        "vllm:kv_cache_usage_perc": 0.5,
+        PREFIX_COUNTERS[0]: 40.0,
+        PREFIX_COUNTERS[1]: 30.0,
+    }
 
 
 def test_the_page_is_fetched():
