@@ -57,6 +57,11 @@ def _grouped(stack: MethodStack) -> bool:
     return any(not store.each_token_alone for store in stack.stores)
 
 
+def _in_two_forms(stack: MethodStack) -> bool:
+    """Some store holds a part of the tokens otherwise than the rest."""
+    return any(not store.one_page_kind for store in stack.stores)
+
+
 def _reuses(stack: MethodStack) -> bool:
     return any(method.axis is Axis.REUSE for method in stack.methods)
 
@@ -183,9 +188,11 @@ RULES = (
     Rule(
         "note",
         "the reference engine keeps blocks private: it shares neither what a method chose from the "
-        "whole prompt nor tokens that are stored in groups",
+        "whole prompt nor tokens that are stored in groups or in two forms",
         lambda stack: (
-            _reuses(stack) and _publishes(stack) and (bool(stack.evictors) or _grouped(stack))
+            _reuses(stack)
+            and _publishes(stack)
+            and (bool(stack.evictors) or _grouped(stack) or _in_two_forms(stack))
         ),
     ),
     Rule(

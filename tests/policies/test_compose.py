@@ -85,15 +85,6 @@ def test_a_store_that_must_be_rebuilt_is_noted_beside_an_evictor_that_decodes():
     assert notes(parse_stack("h2o + turboquant")) == ()
 
 
-@pytest.mark.parametrize(
-    ("rest", "private"),
-    [("kivi", True), ("kvquant", True), ("kvquant:exact_tokens=0", False), ("turboquant", False)],
-)
-def test_a_store_whose_tokens_cannot_be_handed_over_is_noted_beside_reuse(rest, private):
-    found = notes(parse_stack(f"prefix-caching + {rest}"))
-    assert any("stay private" in note for note in found) is private
-
-
 def test_what_depends_on_later_tokens_is_never_published():
     assert publish_of(parse_stack("full")) == "plain"
     assert publish_of(parse_stack("turboquant")) == "fingerprint"
@@ -103,8 +94,9 @@ def test_what_depends_on_later_tokens_is_never_published():
     assert any("private" in note for note in text)
 
 
-@pytest.mark.parametrize("method", ["kvzip", "streaming-llm:positions=keep", "kivi"])
+@pytest.mark.parametrize("method", ["kvzip", "streaming-llm:positions=keep", "kivi", "kvquant"])
 def test_what_could_be_shared_but_is_not_here_is_noted(method):
     (note,) = notes(parse_stack(f"prefix-caching + {method}"))
     assert "reference engine keeps blocks private" in note
-    assert notes(parse_stack("prefix-caching + turboquant")) == ()
+    for shared in ("turboquant", "kvquant:exact_tokens=0"):
+        assert notes(parse_stack(f"prefix-caching + {shared}")) == ()
