@@ -283,10 +283,7 @@ class StoreMethod(Method):
         return 0
 
     def constants_bytes(self, shapes: Sequence[PlaneShape]) -> int:
-        """Bytes shared by all sequences, over all planes of a model.
-
-        Methods whose planes share tables with one another override it, to count them once.
-        """
+        """Bytes shared by all sequences, over all planes: tables of several planes count once."""
         return sum(self.constant_bytes(shape) for shape in shapes)
 
     def selected_bytes(self, shape: PlaneShape, held: History, tokens: int) -> int | None:

@@ -10,7 +10,7 @@ from kvtune.engines.reference.engine import ReferenceEngine
 from kvtune.engines.reference.reuse import prefix_cache, private_because
 from kvtune.policies.footprint import footprint
 from kvtune.policies.method_stack import parse_stack
-from kvtune.policies.methods.paging import BlockPool
+from kvtune.policies.paged_plane import BlockPool
 
 SHARED = tokens(40)
 
