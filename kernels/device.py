@@ -1,20 +1,18 @@
 """What this machine computes on: an NVIDIA GPU seen through NVML, else the CPU.
 
-NVML is asked through the module `pynvml` of nvidia-ml-py, which is imported only when a function
-here is called. A machine without a driver is an ordinary case, never an error.
+A machine without a driver is an ordinary case, never an error.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvtune.kernels.nvml import NvmlUnavailable, as_text, nvml_session, visible_handles
 from kvtune.types import Device
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -32,10 +30,6 @@ class DeviceDetail:
     cpu_flags: frozenset[str] = frozenset()
 
 
-class NvmlUnavailable(Exception):
-    """NVML cannot be used; the text says why in one line. Never leaves this module."""
-
-
 def detect_device(nvml: Any = None, environment: Mapping[str, str] | None = None) -> Device:
     """Return the device a model would run on: the visible GPUs if NVML sees any, else the CPU.
 
@@ -46,8 +40,8 @@ def detect_device(nvml: Any = None, environment: Mapping[str, str] | None = None
     A CPU counts its usable cores; GPUs are named after the first visible one.
     """
     try:
-        with _nvml_session(nvml) as session:
-            return _cuda_device(session, _visible_handles(session, environment))
+        with nvml_session(nvml) as session:
+            return _cuda_device(session, visible_handles(session, environment))
     except NvmlUnavailable:
         return _cpu_device()
 
@@ -56,8 +50,8 @@ def detect_detail(nvml: Any = None, environment: Mapping[str, str] | None = None
     """Return the compute capability of the first visible GPU and the CPU's features."""
     capability: tuple[int, int] | None = None
     try:
-        with _nvml_session(nvml) as session:
-            handle = _visible_handles(session, environment)[0]
+        with nvml_session(nvml) as session:
+            handle = visible_handles(session, environment)[0]
             major, minor = session.nvmlDeviceGetCudaComputeCapability(handle)
             capability = (int(major), int(minor))
     except NvmlUnavailable:
@@ -68,8 +62,8 @@ def detect_detail(nvml: Any = None, environment: Mapping[str, str] | None = None
 def gpu_status(nvml: Any = None, environment: Mapping[str, str] | None = None) -> str:
     """Say in one line which GPUs are usable, or why none is."""
     try:
-        with _nvml_session(nvml) as session:
-            device = _cuda_device(session, _visible_handles(session, environment))
+        with nvml_session(nvml) as session:
+            device = _cuda_device(session, visible_handles(session, environment))
     except NvmlUnavailable as reason:
         return f"no usable GPU: {reason}"
     return f"{device.count} x {device.name}, driver {device.driver}"
@@ -86,49 +80,6 @@ def cpu_flags(cpuinfo: str | None = None) -> frozenset[str]:
     return frozenset(listed.split())
 
 
-@contextmanager
-def _nvml_session(nvml: Any) -> Iterator[Any]:
-    """Yield an initialised NVML, and turn each of its errors into `NvmlUnavailable`."""
-    if nvml is None:
-        try:
-            nvml = importlib.import_module("pynvml")
-        except ImportError:
-            raise NvmlUnavailable(
-                "nvidia-ml-py is not installed; pip install 'kvtune[gpu]' on a machine with a GPU"
-            ) from None
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        raise NvmlUnavailable(f"NVML does not start ({error}); is there a driver?") from None
-    try:
-        yield nvml
-    except nvml.NVMLError as error:
-        raise NvmlUnavailable(f"NVML fails ({error})") from None
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _visible_handles(nvml: Any, environment: Mapping[str, str] | None) -> list[Any]:
-    """Return the handles of the GPUs that CUDA would see, at least one."""
-    count = nvml.nvmlDeviceGetCount()
-    if not count:
-        raise NvmlUnavailable("NVML starts but finds no GPU")
-    listed = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
-    if listed is None:
-        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-    handles = []
-    for entry in (part.strip() for part in listed.split(",")):
-        if entry.isdigit() and int(entry) < count:
-            handles.append(nvml.nvmlDeviceGetHandleByIndex(int(entry)))
-        elif entry.startswith("GPU-"):
-            handles.append(nvml.nvmlDeviceGetHandleByUUID(entry))
-        else:
-            break  # CUDA ignores everything from the first entry that names no device.
-    if not handles:
-        raise NvmlUnavailable(f"CUDA_VISIBLE_DEVICES={listed!r} hides all {count} GPUs")
-    return handles
-
-
 def _cuda_device(nvml: Any, handles: list[Any]) -> Device:
     try:
         memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handles[0]).total)
@@ -136,10 +87,10 @@ def _cuda_device(nvml: Any, handles: list[Any]) -> Device:
         memory_bytes = None  # GPUs that share the host's memory do not report their own.
     return Device(
         kind="cuda",
-        name=_text(nvml.nvmlDeviceGetName(handles[0])),
+        name=as_text(nvml.nvmlDeviceGetName(handles[0])),
         count=len(handles),
         memory_bytes=memory_bytes,
-        driver=_text(nvml.nvmlSystemGetDriverVersion()),
+        driver=as_text(nvml.nvmlSystemGetDriverVersion()),
     )
 
 
@@ -168,8 +119,3 @@ def _cpuinfo_field(text: str, name: str) -> str | None:
         if separator and key.strip() == name:
             return value.strip()
     return None
-
-
-def _text(value: str | bytes) -> str:
-    """Older releases of nvidia-ml-py answer bytes."""
-    return value.decode() if isinstance(value, bytes) else value

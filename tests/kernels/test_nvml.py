@@ -1,0 +1,277 @@
+import ctypes
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from kvtune.kernels.nvml import GpuSampler, look_at_gpus, pause_between
+
+GIB = 1 << 30
+SM, TENSOR, DRAM = 2, 5, 10  # NVML_GPM_METRIC_SM_UTIL, _ANY_TENSOR_UTIL, _DRAM_BW_UTIL
+NOT_SUPPORTED = 3
+
+
+class NVMLError(Exception):
+    pass
+
+
+class Metric(ctypes.Structure):
+    _fields_ = (
+        ("metricId", ctypes.c_uint),
+        ("nvmlReturn", ctypes.c_uint),
+        ("value", ctypes.c_double),
+    )
+
+
+@dataclass
+class MetricsGet:
+    version: int = 0
+    numMetrics: int = 0
+    sample1: object = None
+    sample2: object = None
+    metrics: object = field(default_factory=lambda: (Metric * 8)())
+
+
+@dataclass
+class FakeNvml:
+    """Stands in for the module `pynvml`, with one GPU whose GPM counters grow with every sample.
+
+    `missing` names functions that the driver does not support; `lost_after` is the number of calls
+    after which the GPU falls off the bus.
+    """
+
+    missing: tuple[str, ...] = ()
+    hopper: bool = True
+    lost_after: float = float("inf")
+    metric_status: dict[int, int] = field(default_factory=dict)
+    slow_s: float = 0.0
+    reasons: int = 0
+    calls: list[str] = field(default_factory=list)
+    open_sessions: int = 0
+    open_samples: int = 0
+    clock: int = 0
+    threads: set[str] = field(default_factory=set)
+    NVMLError: type[Exception] = NVMLError
+    NVML_SUCCESS: int = 0
+    NVML_GPM_METRICS_GET_VERSION: int = 1
+    c_nvmlGpmMetricsGet_t: type = MetricsGet
+
+    def __getattribute__(self, name):
+        get = object.__getattribute__
+        if name.startswith("nvml"):
+            calls = get(self, "calls")
+            calls.append(name)
+            get(self, "threads").add(threading.current_thread().name)
+            if name in get(self, "missing"):
+                raise NVMLError("Not Supported")
+            if len(calls) > get(self, "lost_after") and name != "nvmlShutdown":
+                raise NVMLError("GPU is lost")
+        return get(self, name)
+
+    def nvmlInit(self):
+        self.open_sessions += 1
+
+    def nvmlShutdown(self):
+        self.open_sessions -= 1
+
+    def nvmlDeviceGetCount(self):
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return f"gpu {index}"
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        ends = time.thread_time() + self.slow_s
+        while time.thread_time() < ends:
+            pass
+        return SimpleNamespace(total=80 * GIB, used=30 * GIB)
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return 351_500
+
+    def nvmlDeviceGetClockInfo(self, handle, kind):
+        return {1: 1755, 2: 2619}[kind]
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return SimpleNamespace(gpu=97, memory=40)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
+        return self.reasons
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        return self.reasons
+
+    def nvmlGpmQueryDeviceSupport(self, handle):
+        return SimpleNamespace(isSupportedDevice=int(self.hopper))
+
+    def nvmlGpmSampleAlloc(self):
+        self.open_samples += 1
+        return SimpleNamespace(taken_at=None)
+
+    def nvmlGpmSampleFree(self, sample):
+        self.open_samples -= 1
+
+    def nvmlGpmSampleGet(self, handle, sample):
+        self.clock += 1
+        sample.taken_at = self.clock
+
+    def nvmlGpmMetricsGet(self, asked):
+        assert asked.version == 1
+        assert asked.sample2.taken_at == asked.sample1.taken_at + 1, "samples in the order of time"
+        for metric in asked.metrics[: asked.numMetrics]:
+            metric.nvmlReturn = self.metric_status.get(metric.metricId, 0)
+            metric.value = {SM: 80.0, TENSOR: 12.5, DRAM: 90.0}[metric.metricId]
+
+
+def sample_until(sampler, count):
+    deadline = time.monotonic() + 20
+    with sampler:
+        while len(sampler.samples) < count and time.monotonic() < deadline:
+            time.sleep(0.002)
+    return sampler.samples
+
+
+def test_a_look_tells_memory_power_clocks_and_use():
+    (seen,) = look_at_gpus(FakeNvml(), {})
+    assert (seen.gpu, seen.memory_used_bytes, seen.power_w) == (0, 30 * GIB, 351.5)
+    assert (seen.sm_clock_mhz, seen.memory_clock_mhz) == (1755, 2619)
+    assert (seen.busy_ratio, seen.memory_busy_ratio) == (0.97, 0.4)
+    assert seen.slowed_by == ()
+    assert seen.dram_bandwidth_ratio is None, "GPM needs two looks"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "names"),
+    [
+        (0x1, ()),  # Idle.
+        (0x4, ("power cap",)),
+        (0x8 | 0x40, ("hardware slowdown", "hardware thermal slowdown")),
+        (0x20 | 0x1, ("software thermal slowdown",)),
+    ],
+)
+@pytest.mark.parametrize("missing", [(), ("nvmlDeviceGetCurrentClocksEventReasons",)])
+def test_what_holds_the_clocks_back_is_named_under_both_names_of_the_call(reasons, names, missing):
+    (seen,) = look_at_gpus(FakeNvml(reasons=reasons, missing=missing), {})
+    assert seen.slowed_by == names
+
+
+def test_gpm_tells_what_happened_between_two_samples():
+    nvml = FakeNvml()
+    first, *later = sample_until(GpuSampler(0.001, nvml, {}), 4)
+    assert first.sm_ratio is None
+    assert {(s.sm_ratio, s.tensor_ratio, s.dram_bandwidth_ratio) for s in later} == {
+        (0.8, 0.125, 0.9)
+    }
+    times = [sample.at_s for sample in (first, *later)]
+    assert times == sorted(times)
+
+
+def test_a_gpm_metric_that_fails_is_unknown_and_the_others_are_told():
+    nvml = FakeNvml(metric_status={TENSOR: NOT_SUPPORTED})
+    seen = sample_until(GpuSampler(0.001, nvml, {}), 2)[1]
+    assert (seen.sm_ratio, seen.tensor_ratio, seen.dram_bandwidth_ratio) == (0.8, None, 0.9)
+
+
+@pytest.mark.parametrize(
+    "nvml",
+    [
+        FakeNvml(hopper=False),
+        FakeNvml(missing=("nvmlGpmQueryDeviceSupport",)),
+        FakeNvml(missing=("nvmlGpmSampleAlloc",)),
+        FakeNvml(missing=("nvmlGpmSampleGet",)),
+        FakeNvml(missing=("nvmlGpmMetricsGet",)),
+    ],
+)
+def test_without_gpm_the_rest_is_sampled(nvml):
+    seen = sample_until(GpuSampler(0.001, nvml, {}), 3)
+    assert {sample.dram_bandwidth_ratio for sample in seen} == {None}
+    assert {sample.busy_ratio for sample in seen} == {0.97}
+
+
+def test_what_a_gpu_does_not_tell_is_unknown():
+    missing = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetPowerUsage")
+    (seen,) = look_at_gpus(FakeNvml(missing=missing), {})
+    assert (seen.memory_used_bytes, seen.power_w, seen.sm_clock_mhz) == (None, None, 1755)
+
+
+def test_sampling_ends_with_the_block_and_leaves_nothing_open():
+    nvml = FakeNvml()
+    before = threading.active_count()
+    sampler = GpuSampler(0.001, nvml, {})
+    sample_until(sampler, 3)
+    calls = len(nvml.calls)
+    assert threading.active_count() == before
+    assert (nvml.open_sessions, nvml.open_samples) == (0, 0)
+    assert nvml.threads == {"kvtune-gpu-sampler"}
+    assert sampler.note is None
+    assert len(nvml.calls) == calls
+
+
+def test_a_long_interval_does_not_delay_the_end():
+    with GpuSampler(3600.0, FakeNvml(), {}) as sampler:
+        pass
+    assert len(sampler.samples) <= 1
+
+
+def test_an_error_in_the_block_comes_through_and_ends_the_sampling():
+    nvml = FakeNvml()
+    with pytest.raises(ZeroDivisionError), GpuSampler(0.001, nvml, {}):
+        raise ZeroDivisionError
+    assert nvml.open_sessions == 0
+
+
+def test_a_gpu_that_is_lost_ends_with_a_note_and_keeps_what_was_seen():
+    nvml = FakeNvml(lost_after=40)
+    sampler = GpuSampler(0.0, nvml, {})
+    with sampler:
+        sampler._thread.join(20)
+    assert sampler.note == "GPU 0 does not answer NVML any more"
+    assert sampler.samples
+    assert nvml.open_sessions == 0
+
+
+def test_without_a_driver_there_is_one_clear_line_and_no_sample():
+    nvml = FakeNvml(missing=("nvmlInit",))
+    with GpuSampler(0.001, nvml, {}) as sampler:
+        sampler._thread.join(20)
+    assert sampler.samples == look_at_gpus(nvml, {}) == ()
+    assert sampler.note == "NVML does not start (Not Supported); is there a driver?"
+
+
+def test_without_nvidia_ml_py_the_note_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with GpuSampler(0.001) as sampler:
+        sampler._thread.join(20)
+    assert "pip install 'kvtune[gpu]'" in sampler.note
+
+
+def test_a_costly_driver_is_asked_less_often():
+    # A sample of 20 ms may come every 20 s.
+    assert pause_between(1.0, 0.020) == pytest.approx(20.0)
+    assert pause_between(1.0, 0.0005) == 1.0
+    nvml = FakeNvml(slow_s=0.02)
+    with GpuSampler(0.001, nvml, {}) as sampler:
+        sampler._stop.wait(0.3)
+    assert len(sampler.samples) == 1
+
+
+def test_the_installed_module_has_what_is_asked_for():
+    pynvml = pytest.importorskip("pynvml")
+    assert (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM) == (1, 2)
+    assert pynvml.NVML_GPM_METRIC_SM_UTIL == SM
+    assert pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL == TENSOR
+    assert pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL == DRAM
+    assert pynvml.nvmlClocksEventReasonSwPowerCap == 0x4
+    assert pynvml.nvmlClocksEventReasonHwThermalSlowdown == 0x40
+    asked = pynvml.c_nvmlGpmMetricsGet_t()
+    fields = {"version", "numMetrics", "sample1", "sample2", "metrics"}
+    assert fields <= {name for name, _ in asked._fields_}
+    for metric in asked.metrics[:1]:
+        metric.metricId = DRAM
+    assert asked.metrics[0].metricId == DRAM, "metrics are changed in place"
+    nvml = FakeNvml()
+    sample_until(GpuSampler(0.001, nvml, {}), 2)
+    assert [name for name in set(nvml.calls) if not hasattr(pynvml, name)] == []
