@@ -72,7 +72,8 @@ class LayerCache:
         """
         if self.ragged:
             # Only what a method left of an earlier prompt is ragged; it drops no more.
-            out = self.decode(queries, keys, values, positions)
+            self._stage(keys, values, positions)
+            out = self._attend_ragged(queries, positions)
             return out, self._seen(queries, positions, keys, values, positions[None])
         seen = self.show(queries, keys, values, positions)
         attended = seen
@@ -85,9 +86,7 @@ class LayerCache:
     def show(self, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Seen:
         """Take in a chunk of the prompt, without attending."""
         if self.setup.exact_prefill or self.evictors:
-            # A view of the projections would keep all of them alive.
-            chunk = Staged(keys.contiguous(), values.contiguous(), positions[None])
-            self.staged = chunk if self.staged is None else self.staged.followed_by(chunk)
+            self._stage(keys, values, positions)
         else:
             self.groups[0].append(keys, values, positions[None])
         seen = self._seen(queries, positions, *self._everything())
@@ -208,14 +207,25 @@ class LayerCache:
         rope = self.setup.rope if self.stack.pre_rope else None
         return HeadGroup(planes["key"], planes["value"], rope, self.stack.tracks_positions)
 
+    def _stage(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+        # A view of the projections would keep all of them alive.
+        chunk = Staged(keys.contiguous(), values.contiguous(), positions[None])
+        self.staged = chunk if self.staged is None else self.staged.followed_by(chunk)
+
     def _store(self, staged: Staged, kept: Tensor | list[Tensor] | None) -> None:
         if isinstance(kept, list):
             self.ragged = True
             self.groups = [self._group(range(head, head + 1)) for head in range(len(kept))]
-            for head, (group, index) in enumerate(zip(self.groups, kept, strict=True)):
-                some = staged.head(head).at(index[None])
-                group.append(some.keys, some.values, some.positions)
+            parts = [staged.head(head).at(index[None]) for head, index in enumerate(kept)]
+        elif self.ragged:
+            parts = [staged.head(head) for head in range(len(self.groups))]
+        else:
+            self._store_alike(staged, kept)
             return
+        for group, some in zip(self.groups, parts, strict=True):
+            group.append(some.keys, some.values, some.positions)
+
+    def _store_alike(self, staged: Staged, kept: Tensor | None) -> None:
         group = self.groups[0]
         # Nothing is stored that goes at once, unless it is chosen together with what is there.
         after = kept is not None and group.tokens > 0
@@ -236,12 +246,16 @@ class LayerCache:
         """The keys of uniform heads as a decode step attends to them."""
         return self.groups[0].read_keys(compact=self.stack.compact)
 
-    def _everything(self) -> tuple[Tensor, Tensor, Tensor]:
-        stored = self._stored() if self.groups[0].tokens else None
-        if self.staged is None:
+    def _everything(self, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """What the heads of a group hold, stored and staged: keys, values, positions."""
+        group, some = self.groups[number], self.staged
+        stored = group.read() if group.tokens else None
+        if some is None:
             assert stored is not None
             return stored
-        staged = self.staged.keys, self.staged.values, self.staged.positions
+        if self.ragged:
+            some = some.head(number)
+        staged = some.keys, some.values, some.positions
         if stored is None:
             return staged
         # Heads that kept different tokens have a row of positions each.
@@ -270,6 +284,7 @@ class LayerCache:
 
     def _read_and_attend(self, queries: Tensor, positions: Tensor) -> Tensor:
         if self.ragged:
+            self.read_bytes_per_step = sum(group.plane_bytes for group in self.groups)
             return self._attend_ragged(queries, positions)
         asked, asked_at = queries, positions
         if self.stack.compact:
@@ -329,11 +344,9 @@ class LayerCache:
         return keys, values, held_at
 
     def _attend_ragged(self, queries: Tensor, positions: Tensor) -> Tensor:
-        per_head = queries.chunk(len(self.groups))
-        self.read_bytes_per_step = sum(group.plane_bytes for group in self.groups)
         parts = [
-            self._attend(self._seen(some, positions, *group.read()), None)
-            for some, group in zip(per_head, self.groups, strict=True)
+            self._attend(self._seen(asking, positions, *self._everything(head)), None)
+            for head, asking in enumerate(queries.chunk(len(self.groups)))
         ]
         return torch.cat(parts)
 

@@ -61,3 +61,18 @@ def test_summaries_follow_a_second_prompt_that_is_stored_as_it_comes():
             engine.prefill([sequence], [[*first, between, *second]])
         answers.append(torch.cat([engine.decode([sequence], [[token]])[0] for token in (5, 6)]))
     torch.testing.assert_close(answers[0], answers[1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4])
+def test_heads_of_different_lengths_take_a_second_prompt_in_chunks_as_in_a_piece(chunk_tokens):
+    engine = tiny_engine()
+    stack = parse_stack("kvzip + kivi:residual_tokens=16,key_group_tokens=8")
+    answers = []
+    for size in (None, chunk_tokens):
+        sequence = engine.start(stack)
+        engine.prefill([sequence], [tokens(40)])
+        (asked,) = engine.prefill([sequence], [tokens(30, 1)], chunk_tokens=size)
+        (after,) = engine.decode([sequence], [[5]])
+        answers.append(torch.stack((asked, after[0])))
+        assert all(layer.ragged for layer in sequence.layers)
+    torch.testing.assert_close(answers[0], answers[1], atol=1e-4, rtol=1e-4)
