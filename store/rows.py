@@ -15,6 +15,7 @@ from pydantic import Field, JsonValue
 
 from kvtune.store.schema import compress
 from kvtune.types import (
+    Ceilings,
     Decision,
     Device,
     EngineInfo,
@@ -197,6 +198,15 @@ class EmittedRow(Row):
     directory: str
     files: dict[str, str]
     config: ServingConfig
+
+
+class CeilingsRow(Row):
+    """What a device reached; the newest row of a device counts. `device` is its key."""
+
+    id: str
+    created_at: str
+    device: str
+    ceilings: Ceilings
 
 
 # --- views ------------------------------------------------------------------------------------

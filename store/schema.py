@@ -29,6 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeDecorator
 
 from kvtune.types import (
+    Ceilings,
     Decision,
     Device,
     EngineInfo,
@@ -228,4 +229,14 @@ emitted = Table(
     Column("directory", Text, nullable=False),
     Column("files", Document(dict[str, str]), nullable=False),
     Column("config", Document(ServingConfig), nullable=False),
+)
+
+ceilings = Table(
+    "kvtune_ceilings",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("created_at", _TIME, nullable=False),
+    Column("device", Text, nullable=False),
+    Column("ceilings", Document(Ceilings), nullable=False),
+    Index(None, "device", "created_at"),
 )

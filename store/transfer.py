@@ -26,6 +26,7 @@ from kvtune.store.reading import all_rows, first_row
 from kvtune.store.rows import (
     AttemptRow,
     AttemptStatus,
+    CeilingsRow,
     DecisionRow,
     EmittedRow,
     FailureRow,
@@ -40,6 +41,7 @@ from kvtune.store.rows import (
 )
 from kvtune.store.schema import (
     attempts,
+    ceilings,
     decisions,
     emitted,
     failures,
@@ -74,6 +76,7 @@ _KINDS = (
     _Kind("decision", decisions, DecisionRow),
     _Kind("profile", profiles, ProfileRow),
     _Kind("emitted", emitted, EmittedRow),
+    _Kind("ceilings", ceilings, CeilingsRow),
 )
 _BY_NAME = {kind.name: kind for kind in _KINDS}
 
@@ -142,7 +145,7 @@ def _selected(table: Table, study_id: str | None) -> Select[Any]:
         return query.where(measurements.c.id.in_(of_study))
     if table in (failures, runs):
         return query.where(table.c.measurement_id.in_(of_study))
-    if table is profiles:
+    if table in (profiles, ceilings):
         return query.where(false())
     return query.where(table.c.study_id == study_id)
 

@@ -6,6 +6,7 @@ import os
 import pytest
 from contracts.store_fixtures import StoreFixtures
 from contracts.store_values import (
+    DEVICE,
     GOAL,
     a_config,
     a_decision,
@@ -17,6 +18,7 @@ from contracts.store_values import (
     failed,
     measure,
     ok,
+    some_ceilings,
 )
 from sqlalchemy import select
 
@@ -253,6 +255,19 @@ class HistoryContract(StoreFixtures):
         (row,) = store.emitted(study)
         assert (row.config, row.files, row.format) == (a_config(), files, "compose")
         assert (row.directory, row.trial) == ("/somewhere/out", 3)
+
+    # --- ceilings ---
+
+    def test_newest_ceilings_of_a_device_count(self, store, url):
+        other = DEVICE.model_copy(update={"count": 8})
+        assert store.ceilings(DEVICE.key) is None
+        store.save_ceilings(some_ceilings(read_bytes_per_s=1.0))
+        store.save_ceilings(some_ceilings())
+        store.save_ceilings(some_ceilings(other, read_bytes_per_s=2.0))
+        with open_store(url) as again:
+            assert again.ceilings(DEVICE.key) == some_ceilings()
+            assert again.ceilings(other.key).read_bytes_per_s == 2.0
+            assert again.ceilings("cpu:another:1") is None
 
     # --- references ---
 

@@ -6,6 +6,7 @@ import json
 import pytest
 from contracts.store_fixtures import StoreFixtures, exported, lines
 from contracts.store_values import (
+    DEVICE,
     a_full_history,
     a_key,
     a_run,
@@ -24,7 +25,7 @@ class TransferContract(StoreFixtures):
     def test_export_into_an_empty_store_exports_the_same(self, store, other_store):
         a_full_history(store)
         kinds = {json.loads(line)["kind"] for line in lines(store)}
-        assert len(kinds) == 9
+        assert len(kinds) == 10
         report = other_store.import_(exported(store))
         assert lines(other_store) == lines(store)
         assert sum(report.added.values()) == len(lines(store))
@@ -32,6 +33,7 @@ class TransferContract(StoreFixtures):
         assert other_store.trials("chat") == store.trials("chat")
         assert other_store.studies() == store.studies()
         assert other_store.decision("chat") == store.decision("chat")
+        assert other_store.ceilings(DEVICE.key) == store.ceilings(DEVICE.key) is not None
 
     def test_importing_twice_adds_nothing(self, store, other_store):
         a_full_history(store)
@@ -49,6 +51,7 @@ class TransferContract(StoreFixtures):
         assert other_store.trials("batch") == store.trials("batch")
         assert other_store.records("batch", 0) == store.records("chat", 0)
         assert other_store.profiles() == []
+        assert other_store.ceilings(DEVICE.key) is None
 
     def test_running_attempt_is_exported_once_it_has_ended(self, store, other_store):
         study = a_study(store)

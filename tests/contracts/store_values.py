@@ -2,6 +2,7 @@
 
 from kvtune.store import Store, StudyRow, point_key
 from kvtune.types import (
+    Ceilings,
     Choice,
     Decision,
     Device,
@@ -179,6 +180,19 @@ def a_profile(model: str = "some/model") -> Profile:
     )
 
 
+def some_ceilings(device: Device = DEVICE, read_bytes_per_s: float = 1e12 / 3) -> Ceilings:
+    return Ceilings(
+        device=device.key,
+        read_bytes_per_s=read_bytes_per_s,
+        copy_bytes_per_s=2e11,
+        matrix_flop_per_s=9e14,
+        matrix_dtype="bfloat16",
+        threads=None,
+        method="best pass",
+        measured_at="2026-11-29T12:00:00+00:00",
+    )
+
+
 def a_config(study: str = "chat") -> ServingConfig:
     return ServingConfig(
         study=study,
@@ -214,5 +228,6 @@ def a_full_history(store: Store) -> None:
     store.save_decision(study, a_decision())
     store.save_profile(a_profile())
     store.save_emitted(a_config(), "compose", "/somewhere/out", {"compose.yaml": "0" * 64})
+    store.save_ceilings(some_ceilings())
     other = a_study(store, "batch", Goal(objective="throughput"))
     store.reuse(other, trial, a_key(trial))
