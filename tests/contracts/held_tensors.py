@@ -31,6 +31,29 @@ def uncounted(sequence) -> dict[str, int]:
     }
 
 
+def unnamed(sequence) -> dict[str, int]:
+    """Bytes of the tensors that a sequence's planes use and that are no held ones or constants.
+
+    What was learned counts too: a plane that reads it at every step names it as a constant.
+    """
+    planes = [
+        plane
+        for layer in sequence.layers
+        for outer in layer.planes()
+        for plane in planes_within(outer)
+    ]
+    engines = [layer.setup.engine for layer in sequence.layers]
+    pools = [thing for engine in engines for thing in engine.values() if hasattr(thing, "tensors")]
+    shared = [pools, *(plane.constants for plane in planes)]
+    known = {_storage(tensor) for _, tensor in _walk("shared", shared, set())}
+    known |= {_storage(tensor) for tensor in sequence.tensors().values()}
+    return {
+        path: tensor.numel() * tensor.element_size()
+        for path, tensor in _walk("planes", planes, {id(engine) for engine in engines})
+        if tensor.numel() and _storage(tensor) not in known
+    }
+
+
 def _storage(tensor):
     return tensor.untyped_storage().data_ptr()
 

@@ -3,12 +3,14 @@
 No tensor lives as long as a sequence without being among those bytes.
 """
 
+import functools
 import itertools
 
 import pytest
-from contracts.held_tensors import uncounted
-from contracts.tiny_models import follow, tiny_engine, tokens
+from contracts.held_tensors import uncounted, unnamed
+from contracts.tiny_models import follow, tiny_engine, tiny_model, tokens
 
+from kvtune.engines.reference.engine import ReferenceEngine
 from kvtune.policies.compose import refusals
 from kvtune.policies.footprint import footprint
 from kvtune.policies.method_stack import parse_stack
@@ -64,3 +66,21 @@ def test_stack_runs_and_takes_the_bytes_of_its_formula(text):
         expected = footprint(stack, engine.layers, prompt, decoded, observed=sequence.observed())
         assert sequence.measured() == expected
         assert uncounted(sequence) == {}
+        assert unnamed(sequence) == {}
+
+
+@functools.cache
+def odd_engine():
+    """Three KV heads of 20 channels, in 16 bits."""
+    sizes = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 20, "hidden_size": 60}
+    return ReferenceEngine(tiny_model(**sizes).bfloat16())
+
+
+@pytest.mark.parametrize("text", [text for text in SMALL if "vllm-turboquant" not in text])
+def test_formulas_hold_for_16_bits_and_sizes_that_are_no_powers_of_two(text):
+    engine = odd_engine()
+    stack = parse_stack(text)
+    logits, sequence = follow(engine, stack, tokens(33), tokens(20, 1))
+    assert logits.isfinite().all()
+    expected = footprint(stack, engine.layers, 33, 20, observed=sequence.observed())
+    assert sequence.measured() == expected
