@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvtune.autotune.cli import options
+
+if TYPE_CHECKING:
+    from kvtune.kernels.nvml import GpuSample
+    from kvtune.types import Ceilings, Device
 
 EPILOG = "Example: kvtune doctor --model ./model"
 
@@ -27,22 +31,32 @@ def doctor(
     model: Annotated[
         str | None, typer.Option("--model", help="Also check this checkpoint directory.")
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure what the device reaches (seconds), and keep it."),
+    ] = False,
     engine_python: options.EnginePython = None,
     store: options.StoreUrl = None,
     json: options.Json = False,
 ) -> None:
-    """Check Python, vLLM, torch, GPU, history and model; exit code 2 if one is broken."""
+    """Check Python, vLLM, torch, GPU, history and model; exit code 2 if one is broken.
+
+    Ceilings are the memory bandwidth and the matrix rate that the device reached with --measure.
+    """
     from json import dumps
 
     from rich.markup import escape
 
     from kvtune.autotune.cli.console import print_json, stdout
+    from kvtune.kernels.device import detect_device
 
+    device = detect_device()
     checks = [
         _python(),
         *_engine(engine_python),
-        *_device(),
+        *_device(device),
         _history(store),
+        _ceilings(device, store, measure),
         *([_model(model)] if model is not None else []),
     ]
     if json:
@@ -80,14 +94,15 @@ def _engine(python: str | None) -> list[Check]:
     ]
 
 
-def _device() -> list[Check]:
-    from kvtune.kernels.device import cpu_flags, detect_device, gpu_status
+def _device(device: Device) -> list[Check]:
+    from kvtune.kernels.device import cpu_flags, gpu_status
+    from kvtune.kernels.nvml import look_at_gpus
 
-    device = detect_device()
     memory = "" if device.memory_bytes is None else f", {device.memory_bytes / 2**30:.1f} GiB"
     checks = [Check("device", True, f"{device.count} x {device.name}{memory}")]
     status = gpu_status()
     checks.append(Check("gpu", True if device.kind == "cuda" else None, status))
+    checks += [Check(f"gpu {seen.gpu}", True, _gpu_state(seen)) for seen in look_at_gpus()]
     if device.kind == "cpu":
         fast = "avx512f" in cpu_flags()
         checks.append(
@@ -101,6 +116,19 @@ def _device() -> list[Check]:
     return checks
 
 
+def _gpu_state(seen: GpuSample) -> str:
+    """What a GPU does now, as far as it tells."""
+    told = [
+        (seen.memory_used_bytes, "{:.1f} GiB used", 2**30),
+        (seen.busy_ratio, "{:.0f}% busy", 0.01),
+        (seen.power_w, "{:.0f} W", 1),
+        (seen.sm_clock_mhz, "SMs at {:.0f} MHz", 1),
+        (seen.memory_clock_mhz, "memory at {:.0f} MHz", 1),
+    ]
+    words = [text.format(value / unit) for value, text, unit in told if value is not None]
+    return ", ".join([*words, *(f"held back by {why}" for why in seen.slowed_by)])
+
+
 def _history(url: str | None) -> Check:
     from kvtune.errors import KvtuneError
 
@@ -109,6 +137,38 @@ def _history(url: str | None) -> Check:
             return Check("history", True, f"{len(history.studies())} studies in {history.location}")
     except KvtuneError as error:
         return Check("history", False, error.message, error.fix)
+
+
+def _ceilings(device: Device, url: str | None, measure: bool) -> Check:
+    from kvtune.autotune.cli.console import stderr
+    from kvtune.errors import KvtuneError
+    from kvtune.kernels.ceilings import measure_ceilings
+
+    known: Ceilings | None = None
+    try:
+        if measure:
+            with stderr.status("measuring memory bandwidth and matrix rate"):
+                known = measure_ceilings(device)
+        with options.open_history(url) as history:
+            if known is not None:
+                history.save_ceilings(known)
+            else:
+                known = history.ceilings(device.key)
+    except KvtuneError as error:
+        found = "not known" if known is None else f"{_ceilings_text(known)}; not kept"
+        return Check("ceilings", False if measure else None, f"{found}: {error.message}", error.fix)
+    if known is None:
+        return Check("ceilings", None, "not measured yet", "kvtune doctor --measure")
+    return Check("ceilings", True, _ceilings_text(known))
+
+
+def _ceilings_text(known: Ceilings) -> str:
+    threads = "" if known.threads is None else f" with {known.threads} threads"
+    return (
+        f"reads {known.read_bytes_per_s / 1e9:.1f} GB/s, copies {known.copy_bytes_per_s / 1e9:.1f} "
+        f"GB/s, {known.matrix_flop_per_s / 1e12:.3g} TFLOP/s in {known.matrix_dtype}{threads} "
+        f"(measured {known.measured_at[:10]}: {known.method})"
+    )
 
 
 def _model(path: str) -> Check:

@@ -1,8 +1,17 @@
 """`kvtune doctor`: what is usable, and the fix for what is not."""
 
 import json
+import sys
 
 import pytest
+
+from kvtune.autotune.cli import doctor
+from kvtune.errors import KvtuneError
+from kvtune.kernels import ceilings
+from kvtune.kernels.device import detect_device
+from kvtune.kernels.nvml import GpuSample
+from kvtune.store import open_store
+from kvtune.types import Ceilings
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -85,3 +94,112 @@ def test_a_history_that_cannot_be_opened_is_bad(checks, tmp_path):
     found = checks("--store", tmp_path / "file")["history"]
     assert found["ok"] is False
     assert found["fix"]
+
+
+# --- ceilings ---
+
+
+def reached(device, threads=2, **update):
+    return Ceilings(
+        device=device.key,
+        read_bytes_per_s=85.04e9,
+        copy_bytes_per_s=50.36e9,
+        matrix_flop_per_s=904e9,
+        matrix_dtype="bfloat16",
+        threads=threads,
+        method="best pass",
+        measured_at="2026-11-29T12:00:00+00:00",
+    ).model_copy(update=update)
+
+
+SAID = (
+    "reads 85.0 GB/s, copies 50.4 GB/s, 0.904 TFLOP/s in bfloat16 with 2 threads "
+    "(measured 2026-11-29: best pass)"
+)
+
+
+def test_ceilings_that_were_never_measured_are_no_fault_and_say_how_to(checks):
+    found = checks()["ceilings"]
+    assert (found["ok"], found["fix"]) == (None, "kvtune doctor --measure")
+
+
+def test_ceilings_are_measured_when_asked_for_and_shown_ever_after(checks, monkeypatch):
+    measured = []
+
+    def measure(device):
+        measured.append(device)
+        return reached(device)
+
+    monkeypatch.setattr(ceilings, "measure_ceilings", measure)
+    assert checks("--measure")["ceilings"] == {
+        "name": "ceilings",
+        "ok": True,
+        "found": SAID,
+        "fix": "",
+    }
+    assert checks()["ceilings"]["found"] == SAID
+    assert measured == [detect_device()]
+
+
+def test_ceilings_of_another_device_are_not_shown(checks, tmp_path):
+    other = detect_device().model_copy(update={"name": "Another CPU"})
+    with open_store(tmp_path / "home" / "kvtune.db") as store:
+        store.save_ceilings(reached(other))
+    assert checks()["ceilings"]["ok"] is None
+
+
+def test_ceilings_of_a_gpu_have_no_threads(checks, tmp_path):
+    with open_store(tmp_path / "home" / "kvtune.db") as store:
+        store.save_ceilings(reached(detect_device(), threads=None, matrix_flop_per_s=7.912e14))
+    assert "791 TFLOP/s in bfloat16 (measured" in checks()["ceilings"]["found"]
+
+
+def test_a_device_that_cannot_be_measured_is_bad_and_has_a_fix(checks, monkeypatch):
+    def measure(device):
+        raise KvtuneError("there is no torch", fix="install it")
+
+    monkeypatch.setattr(ceilings, "measure_ceilings", measure)
+    found = checks("--measure")["ceilings"]
+    assert (found["ok"], found["found"]) == (False, "not known: there is no torch")
+    assert found["fix"] == "install it"
+
+
+def test_ceilings_that_cannot_be_kept_are_still_told(checks, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("not a database, and long enough to be looked at" * 40)
+    monkeypatch.setattr(ceilings, "measure_ceilings", reached)
+    found = checks("--store", tmp_path / "file", "--measure")["ceilings"]
+    assert found["ok"] is False
+    assert found["found"].startswith(f"{SAID}; not kept: ")
+    assert checks("--store", tmp_path / "file")["ceilings"]["ok"] is None
+
+
+def test_this_machine_is_measured_and_remembered(checks, monkeypatch):
+    # Small buffers: what is reached does not matter here, and 3 s would be long.
+    monkeypatch.setattr(ceilings, "buffer_bytes", lambda threads, cache, free: 1 << 20)
+    monkeypatch.setattr(ceilings.measure_ceilings, "__defaults__", (None, 0.01))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    first = checks("--measure")["ceilings"]
+    assert first["ok"] is True
+    assert "float32" in first["found"]
+    assert checks()["ceilings"] == first
+
+
+# --- GPUs ---
+
+
+def test_what_a_gpu_does_now_is_said_as_far_as_it_tells():
+    seen = GpuSample(
+        at_s=0.0,
+        gpu=0,
+        memory_used_bytes=30 << 30,
+        power_w=351.5,
+        sm_clock_mhz=1755,
+        memory_clock_mhz=2619,
+        slowed_by=("power cap",),
+        busy_ratio=0.97,
+    )
+    assert doctor._gpu_state(seen) == (
+        "30.0 GiB used, 97% busy, 352 W, SMs at 1755 MHz, memory at 2619 MHz, "
+        "held back by power cap"
+    )
+    assert doctor._gpu_state(GpuSample(at_s=0.0, gpu=1, power_w=20.0)) == "20 W"
