@@ -88,7 +88,7 @@ class LayerCache:
         if self.setup.exact_prefill or self.evictors:
             self._stage(keys, values, positions)
         else:
-            self.groups[0].append(keys, values, positions[None])
+            self.groups[0].append(_own(keys), _own(values), positions[None])
         seen = self._seen(queries, positions, *self._everything())
         for evictor in self.evictors:
             evictor.observe(seen, "prefill")
@@ -208,8 +208,7 @@ class LayerCache:
         return HeadGroup(planes["key"], planes["value"], rope, self.stack.tracks_positions)
 
     def _stage(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-        # A view of the projections would keep all of them alive.
-        chunk = Staged(keys.contiguous(), values.contiguous(), positions[None])
+        chunk = Staged(_own(keys), _own(values), positions[None])
         self.staged = chunk if self.staged is None else self.staged.followed_by(chunk)
 
     def _store(self, staged: Staged, kept: Tensor | list[Tensor] | None) -> None:
@@ -237,10 +236,6 @@ class LayerCache:
             group.keep(kept)
         for evictor in self.evictors:
             evictor.survived(kept)
-
-    def _stored(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What uniform heads hold, read back: keys, values, positions."""
-        return self.groups[0].read()
 
     def _attended_keys(self) -> Tensor:
         """The keys of uniform heads as a decode step attends to them."""
@@ -294,7 +289,7 @@ class LayerCache:
         out = self._attend(seen, self._window_if_needed(queries))
         if self.evictors:
             if self.stack.compact or self.selector is not None:
-                seen = self._seen(queries, positions, *self._stored())
+                seen = self._seen(queries, positions, *self.groups[0].read())
             self._evict(seen)
         return out
 
@@ -356,6 +351,11 @@ class LayerCache:
         if extra > 0:
             held = torch.arange(extra, self.groups[0].tokens, device=self.setup.device)
             self.groups[0].keep(held[None])
+
+
+def _own(x: Tensor) -> Tensor:
+    """A copy: a view of the projections would keep those of the whole batch alive."""
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _nbytes(tensors: Mapping[str, Tensor]) -> int:

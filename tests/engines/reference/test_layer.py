@@ -2,8 +2,9 @@
 
 import pytest
 from contracts.held_tensors import uncounted
-from contracts.tiny_models import follow, tiny_engine, tokens
+from contracts.tiny_models import follow, tiny_engine, tiny_model, tokens
 
+from kvtune.engines.reference.engine import ReferenceEngine
 from kvtune.policies.method_stack import parse_stack
 
 
@@ -30,3 +31,14 @@ def test_a_freed_sequence_holds_nothing(text):
     _, sequence = follow(tiny_engine(), parse_stack(text), tokens(40), tokens(2, 1))
     sequence.free()
     assert sequence.resident_bytes == 0
+
+
+@pytest.mark.parametrize("exact_prefill", [True, False])
+@pytest.mark.parametrize("text", ["full", "quest:page_tokens=4,budget_tokens=8", "h2o"])
+def test_a_row_does_not_keep_the_vectors_of_its_batch_alive(text, exact_prefill):
+    engine = ReferenceEngine(tiny_model(num_key_value_heads=1, num_hidden_layers=2))
+    stack = parse_stack(text)
+    sequences = [engine.start(stack, exact_prefill=exact_prefill) for _ in range(2)]
+    engine.prefill(sequences, [tokens(20), tokens(20, 1)])
+    for tensor in sequences[0].tensors().values():
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
