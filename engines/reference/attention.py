@@ -25,7 +25,8 @@ def attend(
 
     queries [Hq, m, d] at positions [m]; keys [Hk, n, d] and values [Hk, n, dv] at positions [S, n],
     S being 1 or Hk, ascending. A query sees keys at its position and before, at most
-    `window_tokens` of them by position. `softcap` squashes scores as Gemma 2 does.
+    `window_tokens` of them by position; one query alone is taken to be the last and, without a
+    window, sees all. `softcap` squashes scores as Gemma 2 does.
     """
     kv_heads, held = keys.shape[:2]
     asked = queries.shape[1]

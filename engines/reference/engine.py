@@ -19,8 +19,8 @@ from torch import Tensor
 from kvtune.engines.reference import reuse
 from kvtune.engines.reference.families import LayerFacts, layer_facts
 from kvtune.engines.reference.layer import LayerCache
+from kvtune.engines.reference.layer_setup import layer_setup
 from kvtune.engines.reference.sequence import Sequence as CachedSequence
-from kvtune.engines.reference.setup import layer_setup
 from kvtune.engines.reference.step import ATTENTION, Row, Step
 from kvtune.errors import BadInput
 from kvtune.policies.calibration import CalibratedMethod, Calibration

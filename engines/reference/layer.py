@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvtune.engines.reference.attention import attend
 from kvtune.engines.reference.groups import HeadGroup
-from kvtune.engines.reference.setup import LayerSetup
+from kvtune.engines.reference.layer_setup import LayerSetup
 from kvtune.engines.reference.staged import Staged
 from kvtune.policies.eviction import Evictor, EvictorContext, Seen, Selector
 from kvtune.policies.method import Role
@@ -68,7 +68,8 @@ class LayerCache:
     ) -> tuple[Tensor, Seen]:
         """Attend for a chunk of the prompt: [Hq, m, d] in, [Hq, m, dv] out, and what was seen.
 
-        With `sees_stored`, it attends to what was stored before the prompt wherever that stands.
+        With `sees_stored`, it attends to what was stored before the prompt wherever that stands. A
+        compact stack counts what is stored from 0, as it does while decoding.
         """
         if self.ragged:
             # Only what a method left of an earlier prompt is ragged; it drops no more.

@@ -3,8 +3,8 @@
 import torch
 
 from kvtune.engines.reference.layer import LayerCache
+from kvtune.engines.reference.layer_setup import LayerSetup
 from kvtune.engines.reference.rope import Rope
-from kvtune.engines.reference.setup import LayerSetup
 from kvtune.policies.method import LayerShape
 from kvtune.policies.method_stack import parse_stack
 

@@ -11,8 +11,8 @@ from contracts.tiny_models import follow, ready, tiny_engine, tokens  # noqa: E4
 from pydantic import ValidationError  # noqa: E402
 
 from kvtune.engines.reference.layer import LayerCache  # noqa: E402
+from kvtune.engines.reference.layer_setup import LayerSetup  # noqa: E402
 from kvtune.engines.reference.rope import Rope  # noqa: E402
-from kvtune.engines.reference.setup import LayerSetup  # noqa: E402
 from kvtune.policies.eviction import Evictor, EvictorContext  # noqa: E402
 from kvtune.policies.footprint import footprint  # noqa: E402
 from kvtune.policies.method import Axis, History, LayerShape, StoreMethod, TokenMethod  # noqa: E402
