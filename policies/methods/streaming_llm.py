@@ -23,10 +23,10 @@ class StreamingLLM(TokenMethod):
 
     The same tokens in all heads. With `positions: compact`, as in the paper, keys are stored before
     RoPE and survivors count as 0 to n - 1, so that a text may outgrow the context that a model was
-    trained for; with `keep` they stay where they were. A prompt attends to itself in full at its own
-    positions, and a later one after the survivors as generated tokens do. Protected tokens take their room from the
-    window. With proportional fairness the budget is shared among spans, each keeping its latest
-    tokens; the sinks are those of the whole prompt.
+    trained for; with `keep` they stay where they were. A prompt attends to itself in full at its
+    own positions, and a later one to the survivors as generated tokens do. Protected tokens take
+    their room from the window. With proportional fairness the budget is shared among spans, each
+    keeping its latest tokens; the sinks are those of the whole prompt.
 
     Tokens are dropped after a step's attention: a step reads the kept tokens and its own.
     """
