@@ -1,22 +1,26 @@
 """What holds a workload back: a pure judgement of one window, with all its evidence.
 
 The order of the questions matters. Is there anything to judge? Does the server idle? Do requests
-lose or lack KV blocks? Do they wait for a slot? Only then: what does a step spend its time on?
-Where the evidence is thin the verdict abstains and names what is missing.
+lose or lack KV blocks, for themselves or for what comes again? Do they wait for a slot? Only then:
+what does a step spend its time on? Where the evidence is thin the verdict abstains and names what
+is missing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-from kvtune.profilers.evidence import (
-    NAME_CHECKPOINT,
-    PEAK_LEAST_SHARE,
-    TELL_CONFIGURATION,
-    Signs,
-    take_signs,
+from kvtune.profilers.evidence import Signs, take_signs
+from kvtune.profilers.findings import (
+    Confidence,
+    Finding,
+    abstain,
+    batch_width,
+    kv_capacity,
+    prefix_thrash,
 )
+from kvtune.profilers.prefix_use import prefix_use
+from kvtune.profilers.sign import TELL_CONFIGURATION
+from kvtune.profilers.step_shares import shares_of
+from kvtune.profilers.step_verdict import judge_steps
 from kvtune.profilers.window import Window
 from kvtune.types import Bottleneck, Evidence, Verdict
 
@@ -28,28 +32,22 @@ STEPS_LEAST = 100
 """Either is enough: eight finished requests give shares of time that one request can't dominate,
 and a hundred steps describe a load whose requests are too long to finish."""
 
-Confidence = Literal["high", "medium", "low"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Finding:
-    bottleneck: Bottleneck
-    confidence: Confidence
-    summary: str
-    next_experiment: str = ""
-    missing: tuple[str, ...] = ()
-
 
 def judge(window: Window) -> Verdict:
-    """Name the bottleneck of a window, how sure that is, and what would settle it."""
+    """Name the bottleneck of a window, how sure that is, and what would settle it.
+
+    `shares` say how a mean step divides, also where one bottleneck is named; see `shares_of`.
+    """
     signs = take_signs(window)
+    unjudged = (
+        _nothing_to_judge(window, signs) or _idle(window, signs) or _too_little(window, signs)
+    )
     finding = (
-        _nothing_to_judge(window, signs)
-        or _idle(window, signs)
-        or _too_little(window, signs)
+        unjudged
+        or _losing_blocks(signs)
+        or _thrashing(signs)
         or _waiting(window, signs)
-        or _by_measured_use(signs)
-        or _by_model(signs)
+        or judge_steps(window, signs)
     )
     return Verdict(
         bottleneck=finding.bottleneck,
@@ -58,11 +56,19 @@ def judge(window: Window) -> Verdict:
         summary=finding.summary,
         missing=tuple(dict.fromkeys([*finding.missing, *signs.missing])),
         next_experiment=finding.next_experiment,
+        shares={} if unjudged else _shares(window, finding),
     )
 
 
-def _abstain(summary: str, next_experiment: str, *missing: str) -> _Finding:
-    return _Finding(Bottleneck.ABSTAIN, "low", summary, next_experiment, missing)
+def _shares(window: Window, finding: Finding) -> dict[Bottleneck, float]:
+    """Those of a mean step; of its arithmetic, what a larger prefix cache would spare is named."""
+    shares = shares_of(window)
+    avoidable = prefix_use(window).avoidable
+    if finding.bottleneck is not Bottleneck.PREFIX_THRASH or not avoidable:
+        return shares
+    computed = shares.pop(Bottleneck.COMPUTE, 0.0)
+    spared = round(computed * avoidable, 3)
+    return {**shares, Bottleneck.PREFIX_THRASH: spared, Bottleneck.COMPUTE: computed - spared}
 
 
 def _amounts(window: Window) -> tuple[Evidence, ...]:
@@ -100,34 +106,34 @@ def _amounts(window: Window) -> tuple[Evidence, ...]:
     )
 
 
-def _nothing_to_judge(window: Window, signs: Signs) -> _Finding | None:
+def _nothing_to_judge(window: Window, signs: Signs) -> Finding | None:
     if not window.has_engine_series:
-        return _abstain(
+        return abstain(
             "The server exports no engine statistics, so its workload cannot be judged.",
             "Restart it without --disable-log-stats and profile again.",
             "vllm: series: restart without --disable-log-stats (or this is not a vLLM server)",
         )
     if window.window_s < WINDOW_LEAST_S:
-        return _abstain(
+        return abstain(
             f"{window.window_s:.1f} s is too short a window to judge.",
             f"Profile for at least {WINDOW_LEAST_S:g} s, better a minute.",
             f"window: at least {WINDOW_LEAST_S:g} s",
         )
     if window.steps is None:
-        return _abstain(
+        return abstain(
             "The server does not count its engine steps.",
             "Use a vLLM that exports vllm:iteration_tokens_total.",
             "engine_steps: needs vllm:iteration_tokens_total",
         )
     if window.steps == 0 and window.in_flight:
-        return _abstain(
+        return abstain(
             "Requests are in flight but no engine step finished: the server hangs, or one step "
             "outlasts the window.",
             "Look at the server's log, or profile for longer.",
             "engine_steps: at least one",
         )
     if signs.client.holds:
-        return _abstain(
+        return abstain(
             "The load client itself is at its limit, so the figures are the client's.",
             "Run the client on another machine, or replay at a lower rate.",
             "client_cpu_share: a client with spare CPU",
@@ -135,12 +141,12 @@ def _nothing_to_judge(window: Window, signs: Signs) -> _Finding | None:
     return None
 
 
-def _idle(window: Window, signs: Signs) -> _Finding | None:
+def _idle(window: Window, signs: Signs) -> Finding | None:
     if window.steps and not signs.idle.holds:
         return None
     busy = 0.0 if not window.steps else signs.idle.value or 0.0
     more = "replay at a higher rate" if window.is_load_ours else "profile under peak traffic"
-    return _Finding(
+    return Finding(
         Bottleneck.IDLE,
         "high",
         f"The server is busy {busy:.0%} of the time, so nothing holds this load back: "
@@ -149,11 +155,11 @@ def _idle(window: Window, signs: Signs) -> _Finding | None:
     )
 
 
-def _too_little(window: Window, signs: Signs) -> _Finding | None:
+def _too_little(window: Window, signs: Signs) -> Finding | None:
     completed, steps = window.completed or 0.0, window.steps or 0.0
     if completed >= COMPLETED_LEAST or steps >= STEPS_LEAST:
         return None
-    return _abstain(
+    return abstain(
         f"{completed:.0f} finished requests and {steps:.0f} engine steps are too few to judge.",
         f"Profile until {COMPLETED_LEAST} requests or {STEPS_LEAST} steps are done.",
         f"completed_requests: at least {COMPLETED_LEAST}",
@@ -163,139 +169,70 @@ def _too_little(window: Window, signs: Signs) -> _Finding | None:
 # --- who waits for what -----------------------------------------------------------------------
 
 
-def _waiting(window: Window, signs: Signs) -> _Finding | None:
+def _losing_blocks(signs: Signs) -> Finding | None:
+    if signs.preempted.holds:
+        return kv_capacity("high", f"{signs.preempted.value:.2f} preemptions a request")
+    return None
+
+
+def _thrashing(signs: Signs) -> Finding | None:
+    """Whether the prefix cache forgets what comes again.
+
+    Where the workload's reuse is known, hits are held against it. Where it is not, thrash shows in
+    hits that fall, or in blocks that are evicted as soon as others are used again. In both cases
+    blocks must have been written over: a cache that still holds everything misses for another
+    reason. Requests that find no room for themselves lack blocks first of all.
+    """
+    waits = signs.queued.holds or signs.waiting.holds
+    if waits and (signs.full.holds or signs.no_room.holds) and not signs.at_limit.holds:
+        return None
+    is_written_over = signs.turned_over.holds or signs.evicted.holds
+    if signs.missed.value is not None:
+        if not (signs.missed.holds and signs.avoidable.holds):
+            return None
+        why = f"{signs.missed.value:.0%} of the prompt tokens came before and were computed again"
+        if is_written_over:
+            return prefix_thrash("high" if signs.turned_over.holds else "medium", why)
+        is_all_kept = signs.turned_over.fails or signs.evicted.fails
+        return None if is_all_kept else prefix_thrash("low", why)
+    if not (is_written_over and signs.prefill_work.holds):
+        return None
+    whys = []
+    if signs.hits_fell.holds:
+        whys.append(f"the share of hits fell by {signs.hits_fell.value:.0%} of the lookups")
+    if signs.evicted_early.holds:
+        whys.append("blocks are evicted about as soon as others are used again")
+    if not whys:
+        return None
+    return prefix_thrash("medium" if len(whys) > 1 else "low", " and ".join(whys))
+
+
+def _waiting(window: Window, signs: Signs) -> Finding | None:
     """What requests wait for.
 
     vLLM's waiting reason "capacity" is anything but a deferral: KV blocks, a sequence slot or the
     step's token budget. They are told apart here by the room in the cache and the slots in use.
     """
-    if signs.preempted.holds:
-        return _kv_capacity("high", f"{signs.preempted.value:.2f} preemptions a request")
     if not (signs.queued.holds or signs.waiting.holds):
         return None
     if signs.at_limit.holds and not signs.full.holds:
-        return _batch_width(window, signs)
+        return batch_width(window.sequence_limit, signs.full.value)
     if signs.full.holds or signs.no_room.holds:
         sure: Confidence = "high" if signs.at_limit.fails else "medium"
-        return _kv_capacity(sure, "requests wait and the free blocks don't hold their prompts")
+        return kv_capacity(sure, "requests wait and the free blocks don't hold their prompts")
     if signs.prefill.holds:
         return None  # they wait for the step's token budget
     if window.sequence_limit is None:
-        return _abstain(
+        return abstain(
             "Requests wait, but whether for KV blocks or for a sequence slot cannot be told: "
             "max_num_seqs is not known.",
             f"To learn max_num_seqs, {TELL_CONFIGURATION}.",
             "max_num_seqs: /metrics does not export it",
         )
     if signs.at_limit.fails and signs.no_room.value is None:
-        return _kv_capacity(
+        return kv_capacity(
             "low",
             "requests wait although sequence slots are free; without the KV cache size, waiting "
             "for the token budget of a step looks the same",
         )
     return None
-
-
-def _kv_capacity(confidence: Confidence, why: str) -> _Finding:
-    return _Finding(
-        Bottleneck.KV_CAPACITY,
-        confidence,
-        f"Requests lack KV blocks ({why}): room for more tokens will help (more KV memory, fp8 "
-        "KV, prefix sharing); more sequence slots or faster kernels will not.",
-        "Repeat with twice the KV memory: preemptions and waiting should vanish.",
-    )
-
-
-def _batch_width(window: Window, signs: Signs) -> _Finding:
-    usage = signs.full.value
-    return _Finding(
-        Bottleneck.BATCH_WIDTH,
-        "medium" if usage is None else "high",
-        f"Requests wait while all {window.sequence_limit} sequence slots run"
-        + ("" if usage is None else f" and KV usage peaks at {usage:.0%}")
-        + ": raising max_num_seqs will help; KV levers will not help, there is room.",
-        "Repeat with twice max_num_seqs: the waiting should vanish.",
-    )
-
-
-# --- what a step spends its time on -----------------------------------------------------------
-
-
-def _by_measured_use(signs: Signs) -> _Finding | None:
-    """From the engine's estimate of its work against the device's measured peaks."""
-    flops, traffic = signs.flops.value, signs.traffic.value
-    if flops is None or traffic is None:
-        return None
-    use = f"{flops:.0%} of peak FLOP/s, {traffic:.0%} of peak bytes/s"
-    if flops + traffic < PEAK_LEAST_SHARE:
-        return _overhead("medium", f"the device is hardly used: {use}")
-    if signs.flops.holds and flops > traffic:
-        return _compute("high", use)
-    if not signs.traffic.holds:
-        return None
-    if signs.kv_reads.holds:
-        return _kv_bandwidth("high", use)
-    if signs.weight_reads.holds:
-        return _overhead("high", f"mostly weights are read: {use}")
-    return None
-
-
-def _by_model(signs: Signs) -> _Finding:
-    """From the division of a mean step on an ideal device, which is weaker evidence."""
-    if signs.arithmetic.holds:
-        return _compute("medium", f"{signs.arithmetic.value:.0%} of a modelled step")
-    if signs.weight_reads.holds:
-        return _overhead("medium", f"weights are {signs.weight_reads.value:.0%} of a modelled step")
-    if signs.kv_reads.holds:
-        why = f"{signs.kv_reads.value:.0%} of a modelled step"
-        if signs.traffic.fails:
-            return _overhead(
-                "low", f"KV would be {why}, but memory traffic is {signs.traffic.value:.0%} of peak"
-            )
-        return _kv_bandwidth("medium" if signs.traffic.holds else "low", why)
-    if signs.arithmetic.value is not None:
-        return _abstain(
-            f"No single resource dominates: of a modelled step, prefill arithmetic is "
-            f"{signs.arithmetic.value:.0%}, weights {signs.weight_reads.value:.0%} and KV reads "
-            f"{signs.kv_reads.value:.0%}.",
-            "Profile prefill and decoding apart: the same prompts with one output token, then "
-            "short prompts with long outputs.",
-        )
-    if signs.prefill.holds:
-        return _compute("low", f"{signs.prefill.value:.0%} of the requests' time is prefill")
-    return _abstain(
-        "Decoding takes most of the requests' time, but whether it reads KV or weights cannot be "
-        "told.",
-        f"To tell them apart, {NAME_CHECKPOINT}.",
-    )
-
-
-def _kv_bandwidth(sure: Confidence, why: str) -> _Finding:
-    return _Finding(
-        Bottleneck.KV_BANDWIDTH,
-        sure,
-        f"Decode steps mostly read KV ({why}): a smaller KV to read will help (fp8 KV, shorter "
-        "contexts); more KV memory will not.",
-        "Repeat with half the context at the same batch: the time between tokens should fall.",
-    )
-
-
-def _compute(sure: Confidence, why: str) -> _Finding:
-    return _Finding(
-        Bottleneck.COMPUTE,
-        sure,
-        f"Prefill arithmetic is the limit ({why}): KV levers will not help, except a prefix cache "
-        "that spares prefill.",
-        "Repeat with shorter prompts: time to first token should fall in proportion.",
-    )
-
-
-def _overhead(sure: Confidence, why: str) -> _Finding:
-    return _Finding(
-        Bottleneck.OVERHEAD,
-        sure,
-        f"Steps pay a fixed price (reading weights, launching kernels, scheduling; {why}): KV "
-        "levers will not help; more requests a step, compilation or CUDA graphs will.",
-        "Repeat with twice the concurrency: throughput should rise at nearly the same time "
-        "between tokens.",
-    )

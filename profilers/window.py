@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import NamedTuple
 
-from kvtune.types import EffectiveConfig
+from kvtune.profilers.scrape import ENGINES, FULLEST
+from kvtune.types import EffectiveConfig, StepTimeModel
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -35,17 +36,6 @@ RIDGE_DEFAULT_TOKENS = 300.0
 an AMX server about 200. A high ridge calls less work compute-bound."""
 
 
-class StepModel(NamedTuple):
-    """Shares of a mean step's time on an ideal device; they add up to 1.
-
-    Fixed costs of launching and scheduling and the arithmetic of attention are not in it.
-    """
-
-    arithmetic: float
-    weight_reads: float
-    kv_reads: float
-
-
 class Moment(NamedTuple):
     """One scrape while requests waited: how many ran, and which share of the KV blocks was held."""
 
@@ -58,8 +48,10 @@ class Window:
     """Counters and gauges of a server over `window_s`, and what else is known about it.
 
     `counters` are deltas, `gauges` samples as (seconds, value); both are keyed by series as the
-    scraper names them. `load` holds the figures of our own client (`measure`), if it made the load.
-    Peaks, weights and KV bytes are per device; peaks are measured, `None` where they were not.
+    scraper names them, over all engines of the server. `load` holds the figures of our own client
+    (`measure`), if it made the load. Peaks, weights and KV bytes are per device; peaks are
+    measured, `None` where they were not. `effective` speaks of one engine.
+    `reusable_prefix_share` is that of the workload's fingerprint, empty where it is not known.
     """
 
     window_s: float
@@ -72,6 +64,8 @@ class Window:
     peak_bytes_per_s: float | None = None
     weight_bytes: int | None = None
     kv_bytes_per_token: float | None = None
+    step_time: StepTimeModel | None = None
+    reusable_prefix_share: Mapping[int, float] = field(default_factory=dict)
 
     # --- how much was seen ---
 
@@ -79,6 +73,11 @@ class Window:
     def has_engine_series(self) -> bool:
         """Whether the server exports engine statistics at all."""
         return any(key.startswith("vllm:") for key in (*self.counters, *self.gauges))
+
+    @property
+    def engines(self) -> int:
+        """How many engines the server runs; counters are of all of them together."""
+        return round(max(self._gauge(ENGINES), default=1.0))
 
     @property
     def steps(self) -> float | None:
@@ -145,15 +144,16 @@ class Window:
         """Largest share of KV blocks held by live requests; reusable cached blocks don't count."""
         if not any(self._gauge(RUNNING)):
             return None  # requests that finish within one step leave the gauges at 0
-        return max(self._gauge(KV_USAGE), default=None)
+        return max(self._gauge(self._usage_key), default=None)
 
     @property
     def sequence_limit(self) -> int | None:
-        """How many sequences may run at once."""
+        """How many sequences may run at once, in all engines together."""
         if self.effective is None:
             return None
         limits = (self.effective.max_num_seqs, self.effective.max_num_active_seqs)
-        return min((limit for limit in limits if limit is not None), default=None)
+        known = [limit for limit in limits if limit is not None]
+        return min(known) * self.engines if known else None
 
     @property
     def at_limit_share(self) -> float | None:
@@ -165,15 +165,35 @@ class Window:
 
     @property
     def room_prompts(self) -> float | None:
-        """How many mean prompts fitted into the free KV blocks while requests waited."""
+        """How many mean prompts fitted into the free KV blocks while requests waited.
+
+        In the fullest engine: a request waits for its own, whatever room the others have.
+        """
         size = self.effective.kv_cache_size_tokens if self.effective is not None else None
         moments = self._waiting_moments()
-        prompt_tokens = self._per_request("vllm:request_prompt_tokens")
+        prompt_tokens = self.prompt_tokens_per_request
         if size is None or not moments or not prompt_tokens:
             return None
         return fmean((1 - moment.usage) * size for moment in moments) / prompt_tokens
 
     # --- where a step's time goes ---
+
+    @property
+    def busy_s(self) -> float | None:
+        """Seconds in which engines had something to do, of all of them together."""
+        share = self.busy_share
+        return None if share is None else share * self.window_s * self.engines
+
+    @property
+    def mean_step_s(self) -> float | None:
+        """How long a mean step took: nothing else runs while a request does."""
+        return self.busy_s / self.steps if self.busy_s and self.steps else None
+
+    @property
+    def sequences_per_step(self) -> float | None:
+        """Sequences that got a token in a mean step."""
+        generated = self.counters.get(GENERATED)
+        return generated / self.steps if self.steps and generated is not None else None
 
     @property
     def prefill_tokens_per_step(self) -> float | None:
@@ -194,32 +214,21 @@ class Window:
         return self.peak_flops_per_s / self.peak_bytes_per_s
 
     @property
-    def step_model(self) -> StepModel | None:
-        """How a mean step divides between prefill arithmetic, weight reads and KV reads."""
-        prefill_tokens, kv_bytes = self.prefill_tokens_per_step, self.kv_bytes_per_step
-        if prefill_tokens is None or kv_bytes is None or not self.weight_bytes:
-            return None
-        arithmetic = prefill_tokens / self.ridge_tokens
-        kv_reads = kv_bytes / self.weight_bytes
-        total = arithmetic + 1 + kv_reads
-        return StepModel(arithmetic / total, 1 / total, kv_reads / total)
-
-    @property
     def prefill_share(self) -> float | None:
         """Share of the requests' running time before their first token."""
         return self._share(PREFILL_S, DECODE_S)
 
     @property
     def flops_share(self) -> float | None:
-        """Arithmetic done, as a share of the device's peak."""
+        """Arithmetic done while busy, as a share of the device's peak."""
         flops = self._estimate(FLOPS)
-        if flops is None or self.peak_flops_per_s is None:
+        if flops is None or self.peak_flops_per_s is None or not self.busy_s:
             return None
-        return flops / self.window_s / self.peak_flops_per_s
+        return flops / self.busy_s / self.peak_flops_per_s
 
     @property
     def traffic_share(self) -> float | None:
-        """Memory traffic, as a share of the device's peak.
+        """Memory traffic while busy, as a share of the device's peak.
 
         Without the engine's own estimate: weights and KV read once a step.
         """
@@ -228,26 +237,36 @@ class Window:
         kv_bytes = self.kv_bytes_per_step
         if traffic_bytes is None and self.weight_bytes and kv_bytes is not None:
             traffic_bytes = (self.weight_bytes + kv_bytes) * (self.steps or 0.0)
-        if traffic_bytes is None or self.peak_bytes_per_s is None:
+        if traffic_bytes is None or self.peak_bytes_per_s is None or not self.busy_s:
             return None
-        return traffic_bytes / self.window_s / self.peak_bytes_per_s
+        return traffic_bytes / self.busy_s / self.peak_bytes_per_s
 
     @property
-    def kv_bytes_per_step(self) -> float | None:
-        """KV bytes that decoding reads in a mean step: sequences x mean context x bytes a token.
+    def kv_tokens_per_step(self) -> float | None:
+        """Tokens whose KV decoding reads in a mean step: sequences x mean context.
 
         From token counts, because usage gauges count a shared prefix once though every sequence
         reads it.
         """
-        prompt_tokens = self._per_request("vllm:request_prompt_tokens")
+        prompt_tokens = self.prompt_tokens_per_request
         answer_tokens = self._per_request("vllm:request_generation_tokens")
-        generated = self.counters.get(GENERATED)
-        if self.kv_bytes_per_token is None or not self.steps or generated is None:
+        sequences = self.sequences_per_step
+        if sequences is None or prompt_tokens is None or answer_tokens is None:
             return None
-        if prompt_tokens is None or answer_tokens is None:
+        return sequences * (prompt_tokens + answer_tokens / 2)
+
+    @property
+    def kv_bytes_per_step(self) -> float | None:
+        """KV bytes that decoding reads in a mean step."""
+        tokens = self.kv_tokens_per_step
+        if tokens is None or self.kv_bytes_per_token is None:
             return None
-        context_tokens = prompt_tokens + answer_tokens / 2
-        return generated / self.steps * context_tokens * self.kv_bytes_per_token
+        return tokens * self.kv_bytes_per_token
+
+    @property
+    def prompt_tokens_per_request(self) -> float | None:
+        """Tokens in a mean prompt of the requests that finished."""
+        return self._per_request("vllm:request_prompt_tokens")
 
     # --- helpers ---
 
@@ -255,12 +274,19 @@ class Window:
     def _waiting_key(self) -> str:
         return WAITING_CAPACITY if WAITING_CAPACITY in self.gauges else WAITING
 
+    @property
+    def _usage_key(self) -> str:
+        return KV_USAGE + FULLEST if KV_USAGE + FULLEST in self.gauges else KV_USAGE
+
     def _gauge(self, key: str) -> list[float]:
         return [value for _, value in self.gauges.get(key, ())]
 
     def _waiting_moments(self) -> list[Moment]:
         """The samples in which requests waited while others ran."""
-        running, usage = dict(self.gauges.get(RUNNING, ())), dict(self.gauges.get(KV_USAGE, ()))
+        running, usage = (
+            dict(self.gauges.get(RUNNING, ())),
+            dict(self.gauges.get(self._usage_key, ())),
+        )
         return [
             Moment(running[at_s], usage[at_s])
             for at_s, waiting in self.gauges.get(self._waiting_key, ())

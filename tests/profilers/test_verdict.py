@@ -1,213 +1,28 @@
 from dataclasses import replace
 
 import pytest
+from contracts.windows import (
+    KV_BYTES_PER_TOKEN,
+    WEIGHT_BYTES,
+    capacity,
+    gauges,
+    idle,
+    long_decode,
+    long_prompts,
+    prefill_only,
+    revisited_prefixes,
+    shared_prefix,
+    short_decode,
+    step_time,
+    stepping,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.profilers.scrape import counters_delta, parse_metrics
 from kvtune.profilers.verdict import judge
-from kvtune.profilers.window import KV_USAGE, RUNNING, WAITING, WAITING_CAPACITY, Window
+from kvtune.profilers.window import KV_USAGE, WAITING, WAITING_CAPACITY, Window
 from kvtune.types import Bottleneck, EffectiveConfig
-
-WEIGHT_BYTES = 269_000_000  # SmolLM2-135M, 2 bytes a weight
-KV_BYTES_PER_TOKEN = 23_040
-PEAK_FLOPS_PER_S = 1.32e12  # of the two-core server on which the windows were recorded
-PEAK_BYTES_PER_S = 6.7e9
-
-
-def gauges(*samples):
-    """Samples of (waiting, running, KV usage), one every half second."""
-    return {
-        key: [(index / 2, float(sample[column])) for index, sample in enumerate(samples)]
-        for column, key in enumerate((WAITING_CAPACITY, RUNNING, KV_USAGE))
-    }
-
-
-def window(
-    *,
-    window_s,
-    requests,
-    prompt,
-    answer,
-    steps,
-    step_tokens,
-    samples,
-    queue_s=0.0,
-    prefill_s=0.0,
-    decode_s=0.0,
-    preemptions=0,
-    tflops_per_s=0.0,
-    gbytes_per_s=0.0,
-    kv_tokens=None,
-    max_num_seqs=None,
-    **more,
-):
-    """A window as vLLM's counters show it. No estimate of work means that it is switched off."""
-    counters = {
-        'vllm:request_success_total{finished_reason="length"}': requests,
-        'vllm:request_success_total{finished_reason="stop"}': 0,
-        "vllm:num_preemptions_total": preemptions,
-        "vllm:iteration_tokens_total_count": steps,
-        "vllm:iteration_tokens_total_sum": step_tokens,
-        "vllm:generation_tokens_total": requests * answer,
-        "vllm:request_prompt_tokens_sum": requests * prompt,
-        "vllm:request_prompt_tokens_count": requests,
-        "vllm:request_generation_tokens_sum": requests * answer,
-        "vllm:request_generation_tokens_count": requests,
-        "vllm:request_queue_time_seconds_sum": queue_s,
-        "vllm:request_prefill_time_seconds_sum": prefill_s,
-        "vllm:request_decode_time_seconds_sum": decode_s,
-        "vllm:request_inference_time_seconds_sum": prefill_s + decode_s,
-        "vllm:estimated_flops_per_gpu_total": tflops_per_s * 1e12 * window_s,
-        "vllm:estimated_read_bytes_per_gpu_total": gbytes_per_s * 1e9 * window_s,
-        "vllm:estimated_write_bytes_per_gpu_total": 0.0,
-    }
-    shape = {"weight_bytes": WEIGHT_BYTES, "kv_bytes_per_token": KV_BYTES_PER_TOKEN}
-    return Window(
-        window_s=window_s,
-        counters=counters,
-        gauges=gauges(*samples),
-        effective=EffectiveConfig(kv_cache_size_tokens=kv_tokens, max_num_seqs=max_num_seqs),
-        **{**shape, **more},
-    )
-
-
-PEAKS = {"peak_flops_per_s": PEAK_FLOPS_PER_S, "peak_bytes_per_s": PEAK_BYTES_PER_S}
-SMALL_POOL = {"kv_tokens": 3072, "max_num_seqs": 256, **PEAKS}
-LARGE_POOL = {"kv_tokens": 182 * 128, "max_num_seqs": 256, **PEAKS}
-
-
-def capacity(**changed):  # 16 concurrent, 128 in, 256 out, a pool of 3,072 tokens
-    return window(
-        **{
-            "window_s": 133.6,
-            "requests": 32,
-            "prompt": 128,
-            "answer": 256,
-            "steps": 894,
-            "step_tokens": 12288,
-            "samples": [(5, 11, 0.97), (6, 10, 1.0), (0, 9, 0.8), (7, 9, 0.947)],
-            "queue_s": 116.5,
-            "prefill_s": 26.0,
-            "decode_s": 1571.9,
-            "preemptions": 30,
-            "tflops_per_s": 0.032,
-            "gbytes_per_s": 2.3,
-            **SMALL_POOL,
-            **changed,
-        }
-    )
-
-
-def shared_prefix(**changed):  # 4 concurrent, 896 of 1,024 prompt tokens cached, 16 out
-    return window(
-        **{
-            "window_s": 4.95,
-            "requests": 12,
-            "prompt": 1024,
-            "answer": 16,
-            "steps": 51,
-            "step_tokens": 2624,
-            "samples": [(0, 4, 0.083)] * 8 + [(1, 3, 0.06)],
-            "queue_s": 0.001,
-            "prefill_s": 3.8,
-            "decode_s": 12.4,
-            "tflops_per_s": 0.152,
-            "gbytes_per_s": 4.2,
-            **LARGE_POOL,
-            **changed,
-        }
-    )
-
-
-def long_prompts(**changed):  # 4 concurrent, 3,500 in, 48 out
-    return window(
-        **{
-            "window_s": 36.5,
-            "requests": 8,
-            "prompt": 3500,
-            "answer": 48,
-            "steps": 104,
-            "step_tokens": 28384,
-            "samples": [(2, 2, 0.182), (2, 2, 0.271), (1, 3, 0.453)] + [(0, 4, 0.619)] * 10,
-            "queue_s": 10.5,
-            "prefill_s": 31.6,
-            "decode_s": 92.8,
-            "tflops_per_s": 0.306,
-            "gbytes_per_s": 2.3,
-            **LARGE_POOL,
-            **changed,
-        }
-    )
-
-
-def prefill_only(**changed):  # 4 concurrent, 1,024 in, 1 out: gauges stay at 0
-    return window(
-        **{
-            "window_s": 7.0,
-            "requests": 12,
-            "prompt": 1024,
-            "answer": 1,
-            "steps": 7,
-            "step_tokens": 12300,
-            "samples": [(0, 0, 0.0)] * 12 + [(1, 0, 0.0)],
-            "queue_s": 1.1,
-            "prefill_s": 12.4,
-            "tflops_per_s": 0.499,
-            "gbytes_per_s": 1.8,
-            **LARGE_POOL,
-            **changed,
-        }
-    )
-
-
-def short_decode(**changed):  # 8 concurrent, 32 in, 96 out
-    return window(
-        **{
-            "window_s": 6.5,
-            "requests": 8,
-            "prompt": 32,
-            "answer": 96,
-            "steps": 97,
-            "step_tokens": 1024,
-            "samples": [(0, 8, 0.044)] * 12,
-            "queue_s": 0.003,
-            "prefill_s": 1.3,
-            "decode_s": 48.5,
-            "tflops_per_s": 0.041,
-            "gbytes_per_s": 4.4,
-            **LARGE_POOL,
-            **changed,
-        }
-    )
-
-
-def long_decode(**changed):  # 8 sequences of 4,000 tokens, long answers
-    return window(
-        **{
-            "window_s": 60.0,
-            "requests": 8,
-            "prompt": 4000,
-            "answer": 400,
-            "steps": 800,
-            "step_tokens": 8 * 400 + 8 * 500,  # most of the prompts is cached
-            "samples": [(0, 8, 0.5)] * 20,
-            "prefill_s": 8.0,
-            "decode_s": 400.0,
-            "tflops_per_s": 0.05,
-            "gbytes_per_s": 5.0,
-            "kv_tokens": 70_000,
-            "max_num_seqs": 256,
-            **PEAKS,
-            **changed,
-        }
-    )
-
-
-def idle(**changed):
-    nothing = {"requests": 0, "prompt": 0, "answer": 0, "steps": 0, "step_tokens": 0}
-    return window(
-        **{"window_s": 5.0, "samples": [(0, 0, 0.0)] * 10, **nothing, **LARGE_POOL, **changed}
-    )
 
 
 def row(verdict, metric):
@@ -221,11 +36,12 @@ def row(verdict, metric):
     ("seen", "bottleneck", "confidence"),
     [
         (capacity(), Bottleneck.KV_CAPACITY, "high"),
-        # Three quarters of the traffic peak, but two thirds of what is read are weights.
-        (shared_prefix(), Bottleneck.OVERHEAD, "high"),
+        # Most of the traffic peak, but two thirds of what is read are weights.
+        (shared_prefix(), Bottleneck.WEIGHT_BANDWIDTH, "medium"),
         (prefill_only(), Bottleneck.COMPUTE, "high"),
-        (short_decode(), Bottleneck.OVERHEAD, "high"),
+        (short_decode(), Bottleneck.WEIGHT_BANDWIDTH, "high"),
         (long_decode(), Bottleneck.KV_BANDWIDTH, "high"),
+        (revisited_prefixes(), Bottleneck.PREFIX_THRASH, "high"),
         (idle(), Bottleneck.IDLE, "high"),
     ],
 )
@@ -322,7 +138,7 @@ def test_estimates_of_zero_with_work_done_mean_that_they_are_off():
     verdict = judge(seen)
     assert row(verdict, "flops_of_peak").value is None
     assert any("--enable-mfu-metrics" in item for item in verdict.missing)
-    assert verdict.bottleneck is Bottleneck.OVERHEAD
+    assert verdict.bottleneck is Bottleneck.WEIGHT_BANDWIDTH
     # Weights alone explain the traffic, so its estimate stands in for the engine's.
     assert row(verdict, "memory_traffic_of_peak").value == pytest.approx(0.632, abs=0.001)
 
@@ -332,7 +148,35 @@ def test_without_peaks_confidence_is_lower():
     assert judge(long_decode(**bare)).bottleneck is Bottleneck.KV_BANDWIDTH
     assert judge(long_decode(**bare)).confidence == "low"
     assert judge(prefill_only(**bare)).confidence == "medium"
-    assert judge(short_decode(**bare)).confidence == "medium"
+
+
+def test_without_ceilings_weights_and_overhead_are_not_told_apart():
+    verdict = judge(short_decode(peak_flops_per_s=None, peak_bytes_per_s=None))
+    assert row(verdict, "modelled_weight_reads_share").holds is True
+    assert verdict.bottleneck is Bottleneck.ABSTAIN
+    assert "Either way KV levers will not help" in verdict.summary
+    assert "kvtune doctor --measure" in verdict.next_experiment
+    assert any("kvtune doctor --measure" in item for item in verdict.missing)
+    assert Bottleneck.WEIGHT_BANDWIDTH not in verdict.shares
+
+
+def test_weights_read_far_below_the_ceiling_are_overhead():
+    # Ten times the time of the recorded steps: 6% of the peak.
+    slow = {"tflops_per_s": 0, "gbytes_per_s": 0}
+    seen = short_decode(window_s=65.0, samples=[(0, 8, 0.044)] * 120, **slow)
+        window_s=65.0, samples=[(0, 8, 0.044)] * 120, tflops_per_s=0, gbytes_per_s=0
+    )
+    verdict = judge(seen)
+    assert row(verdict, "weight_reads_of_ceiling").value == pytest.approx(0.0599, abs=0.0001)
+    assert verdict.bottleneck is Bottleneck.OVERHEAD
+
+
+def test_idle_moments_do_not_dilute_the_use_of_the_device():
+    half = short_decode(
+        window_s=13.0, samples=[(0, 8, 0.044), (0, 0, 0)] * 13, tflops_per_s=0, gbytes_per_s=0
+    )
+    assert row(judge(half), "weight_reads_of_ceiling").value == pytest.approx(0.599, abs=0.001)
+    assert judge(half).bottleneck is Bottleneck.WEIGHT_BANDWIDTH
 
 
 def test_kv_reads_of_a_hardly_used_memory_are_no_bandwidth_limit():
@@ -346,7 +190,8 @@ def test_more_than_a_peak_discredits_the_peak():
     assert traffic.value > 2
     assert traffic.holds is None
     assert any("peak does not fit" in item for item in verdict.missing)
-    assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.OVERHEAD, "medium")
+    assert row(verdict, "weight_reads_of_ceiling").value is None
+    assert verdict.bottleneck is Bottleneck.ABSTAIN
 
 
 def test_unknown_model_is_named_as_missing():
@@ -356,7 +201,7 @@ def test_unknown_model_is_named_as_missing():
     assert "--model" in verdict.next_experiment
 
 
-def test_nobody_is_asked_for_what_kvtune_has_no_option_for():
+def test_what_is_asked_for_can_be_done():
     unknown = short_decode(
         weight_bytes=None, peak_flops_per_s=None, peak_bytes_per_s=None, queue_s=30.0
     )
@@ -364,7 +209,7 @@ def test_nobody_is_asked_for_what_kvtune_has_no_option_for():
     for seen in (unknown, replace(unknown, effective=None, gauges=samples)):
         verdict = judge(seen)
         asked = " ".join([*verdict.missing, verdict.next_experiment])
-        assert "peak" not in asked
+        assert "flops_of_peak: measure the device that the server runs on: kvtune doctor" in asked
         assert "give" not in asked.lower()
         assert row(verdict, "flops_of_peak").holds is None, "the row is there, and unknown"
     assert "VLLM_SERVER_DEV_MODE=1" in verdict.next_experiment
@@ -376,6 +221,317 @@ def test_evicted_prefix_blocks_are_shown():
     seen = replace(seen, counters={**seen.counters, key: 67})
     assert row(judge(seen), "evicted_cached_blocks").holds is True
     assert any("--kv-cache-metrics" in item for item in judge(short_decode()).missing)
+
+
+# --- by the step-time model ---
+
+
+def model_of(*, fixed_s=0.0, per_sequence_s=0.0, per_kv_token_s=0.0, **more):
+    return step_time(fixed_s, per_sequence_s, per_kv_token_s, **more)
+
+
+@pytest.mark.parametrize(
+    ("spread", "confidence"), [(0.1, "high"), (0.3, "medium"), (0.99, "medium"), (1.2, "low")]
+)
+def test_confidence_in_kv_bandwidth_follows_the_interval(spread, confidence):
+    # 4,400 tokens x 15 us are 66% of a step of 0.1 s.
+    model = model_of(fixed_s=0.03, per_kv_token_s=15e-6, spread=spread)
+    verdict = judge(stepping(step_time=model))
+    assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.KV_BANDWIDTH, confidence)
+    assert row(verdict, "fitted_kv_share").value == pytest.approx(0.66)
+    assert "66% of a step, between" in verdict.summary
+
+
+def test_a_fit_outweighs_what_bytes_alone_suggest():
+    # By bytes, half the traffic of this window is KV; fitted, KV costs next to nothing.
+    by_bytes = judge(long_decode())
+    assert (by_bytes.bottleneck, by_bytes.confidence) == (Bottleneck.KV_BANDWIDTH, "high")
+    model = model_of(fixed_s=0.07, per_kv_token_s=1e-8, weight_read_s=0.008)
+    fitted = judge(long_decode(step_time=model))
+    assert (fitted.bottleneck, fitted.confidence) == (Bottleneck.OVERHEAD, "high")
+
+
+def test_fit_with_large_errors_is_believed_less():
+    model = model_of(fixed_s=0.03, per_kv_token_s=15e-6, error_share=0.4)
+    verdict = judge(stepping(step_time=model))
+    assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.KV_BANDWIDTH, "medium")
+
+
+@pytest.mark.parametrize(
+    ("weight_read_s", "bottleneck", "confidence"),
+    [
+        (0.06, Bottleneck.WEIGHT_BANDWIDTH, "high"),
+        (0.045, Bottleneck.WEIGHT_BANDWIDTH, "medium"),
+        (0.02, Bottleneck.OVERHEAD, "high"),
+        (None, Bottleneck.ABSTAIN, "low"),
+    ],
+)
+def test_fixed_price_is_divided_at_the_ceiling(weight_read_s, bottleneck, confidence):
+    model = model_of(fixed_s=0.08, per_kv_token_s=1e-6, weight_read_s=weight_read_s)
+    verdict = judge(stepping(step_time=model))
+    assert (verdict.bottleneck, verdict.confidence) == (bottleneck, confidence)
+    assert row(verdict, "fitted_fixed_share").value == pytest.approx(0.8)
+    if weight_read_s is None:
+        assert "kvtune doctor --measure" in verdict.next_experiment
+
+
+def test_mixed_steps_get_shares_and_not_one_word():
+    model = model_of(fixed_s=0.02, per_sequence_s=0.0025, per_kv_token_s=10e-6, weight_read_s=0.015)
+    verdict = judge(stepping(step_time=model))
+    assert verdict.bottleneck is Bottleneck.ABSTAIN
+    assert "No single resource dominates" in verdict.summary
+    assert verdict.shares == pytest.approx(
+        {
+            Bottleneck.KV_BANDWIDTH: 0.44,
+            Bottleneck.COMPUTE: 0.36,
+            Bottleneck.WEIGHT_BANDWIDTH: 0.15,
+            Bottleneck.OVERHEAD: 0.05,
+        },
+        abs=0.0011,
+    )
+    assert list(verdict.shares)[0] is Bottleneck.KV_BANDWIDTH
+
+
+def test_prefill_is_what_the_decode_model_leaves_over():
+    verdict = judge(stepping(step_time=model_of(fixed_s=0.02, per_kv_token_s=1e-6)))
+    assert verdict.bottleneck is Bottleneck.COMPUTE
+    assert "Prefill arithmetic" in verdict.summary
+    assert verdict.confidence == "medium", "nothing else says so"
+
+
+def test_wide_batches_are_compute_of_decoding():
+    verdict = judge(stepping(step_time=model_of(fixed_s=0.02, per_sequence_s=0.019)))
+    assert verdict.bottleneck is Bottleneck.COMPUTE
+    assert "a wider batch and KV levers will not help" in verdict.summary
+
+
+def test_kv_read_far_below_the_ceiling_is_not_promised_to_gain_from_fewer_bytes():
+    rate = {"estimate": 0.5e9, "low": 0.4e9, "high": 0.6e9, "unit": "B/s"}
+    model = model_of(fixed_s=0.03, per_kv_token_s=15e-6, kv_bytes_per_s=rate)
+    verdict = judge(stepping(step_time=model, peak_bytes_per_s=6.7e9))
+    assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.KV_BANDWIDTH, "medium")
+    assert "fewer bytes a token may not" in verdict.summary
+
+
+def test_model_of_other_steps_is_left_aside():
+    model = model_of(fixed_s=0.2, weight_read_s=0.0)
+    verdict = judge(stepping(step_time=model))
+    assert row(verdict, "step_time_predicted_over_observed").value == pytest.approx(2.0)
+    assert row(verdict, "fitted_fixed_share").value is None
+    assert verdict.bottleneck is not Bottleneck.OVERHEAD
+
+
+# --- prefix cache ---
+
+
+def test_thrash_is_named_with_what_a_larger_cache_would_spare():
+    verdict = judge(revisited_prefixes())
+    # 40 of 48 prompts have 896 of 1,024 tokens in common with an earlier one, less a block of 128.
+    assert row(verdict, "reusable_prefix_missed").value == pytest.approx(0.729167 - 0.125, abs=1e-4)
+    assert row(verdict, "kv_cache_turnover").value == pytest.approx(48 * 1040 / 4096)
+    assert verdict.shares[Bottleneck.PREFIX_THRASH] > 0
+    assert "more sequence slots will evict more" in verdict.summary
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"kv_tokens": 182 * 1024},  # everything stored in the window still fits
+        {"reusable_prefix_share": dict.fromkeys((16, 128), 0.0)},  # unique prompts
+        {"prefill_s": 1.0, "weight_bytes": None, "decode_s": 39.0},  # hardly any prefill to spare
+        {"effective": {"block_size_tokens": 128, "enable_prefix_caching": False}},
+    ],
+)
+def test_few_hits_alone_are_no_thrash(changed):
+    assert judge(revisited_prefixes(**changed)).bottleneck is not Bottleneck.PREFIX_THRASH
+
+
+def test_blocks_larger_than_the_shared_prefix_are_no_thrash():
+    # 240 tokens of a system prompt, blocks of 784: no hit is right, and no larger cache helps.
+    seen = revisited_prefixes(
+        effective={"block_size_tokens": 784, "enable_prefix_caching": True},
+        reusable_prefix_share={16: 0.23, 64: 0.18, 128: 0.12, 256: 0.0, 512: 0.0},
+    )
+    verdict = judge(seen)
+    assert verdict.bottleneck is not Bottleneck.PREFIX_THRASH
+    assert row(verdict, "reusable_below_block_size").value == pytest.approx(0.23)
+    assert row(verdict, "reusable_below_block_size").holds is True
+
+
+@pytest.mark.parametrize("is_counted_once", [True, False])
+def test_recomputed_tokens_are_not_taken_for_hits(is_counted_once):
+    """vllm issue 25780: 32% of hits on unique prompts, because preempted ones found themselves."""
+    seen = revisited_prefixes(
+        preemptions=0,
+        counters={
+            "vllm:prompt_tokens_total": 48_000,
+            "vllm:prefix_cache_queries_total": 70_600,
+            "vllm:prefix_cache_hits_total": 22_600,
+            **({"vllm:prompt_tokens_cached_total": 0} if is_counted_once else {}),
+        },
+        reusable_prefix_share=dict.fromkeys((16, 32, 64, 128), 0.7),
+    )
+    verdict = judge(seen)
+    assert row(verdict, "prefix_lookups_per_prompt_token").holds is True
+    missed = row(verdict, "reusable_prefix_missed")
+    assert missed.value == (pytest.approx(0.575) if is_counted_once else None)
+
+
+def test_hits_on_unique_prompts_are_called_no_reuse():
+    seen = revisited_prefixes(
+        counters={
+            "vllm:prompt_tokens_total": 49_152,
+            "vllm:prefix_cache_queries_total": 49_152,
+            "vllm:prefix_cache_hits_total": 15_729,
+        },
+        reusable_prefix_share=dict.fromkeys((16, 128), 0.0),
+    )
+    verdict = judge(seen)
+    beyond = row(verdict, "prefix_hits_beyond_reuse")
+    assert beyond.value == pytest.approx(0.32, abs=1e-4)
+    assert beyond.holds is True
+    assert "recomputed after a preemption" in beyond.says
+
+
+def unknown_reuse(*hit_shares, **changed):
+    """An attached server: lookups of 1,000 tokens each half second, with these shares of hits."""
+    seen = revisited_prefixes(reusable_prefix_share={}, **changed)
+    asked, served = [], []
+    for index, share in enumerate((0.0, *hit_shares)):
+        asked.append((index / 2, 1000.0 * index))
+        served.append((index / 2, (served[-1][1] if served else 0.0) + 1000 * share))
+    samples = {
+        "vllm:prefix_cache_queries_total": asked,
+        "vllm:prefix_cache_hits_total": served,
+    }
+    return replace(seen, gauges={**seen.gauges, **samples})
+
+
+def early(idle_s, gap_s):
+    return {
+        "vllm:kv_block_idle_before_evict_seconds_sum": idle_s * 90,
+        "vllm:kv_block_idle_before_evict_seconds_count": 90,
+        "vllm:kv_block_reuse_gap_seconds_sum": gap_s * 30,
+        "vllm:kv_block_reuse_gap_seconds_count": 30,
+    }
+
+
+@pytest.mark.parametrize(
+    ("hit_shares", "block_times", "bottleneck", "confidence"),
+    [
+        ([0.7] * 6 + [0.2] * 6, {}, Bottleneck.PREFIX_THRASH, "low"),
+        ([0.2] * 12, early(3.0, 2.0), Bottleneck.PREFIX_THRASH, "low"),
+        ([0.7] * 6 + [0.2] * 6, early(3.0, 2.0), Bottleneck.PREFIX_THRASH, "medium"),
+        ([0.2] * 6 + [0.7] * 6, early(60.0, 2.0), None, None),
+        ([0.5] * 12, {}, None, None),
+    ],
+)
+def test_thrash_of_unknown_prompts_needs_falling_hits_or_short_lives(
+    hit_shares, block_times, bottleneck, confidence
+):
+    verdict = judge(unknown_reuse(*hit_shares, counters=block_times))
+    if bottleneck is None:
+        assert verdict.bottleneck is not Bottleneck.PREFIX_THRASH
+    else:
+        assert (verdict.bottleneck, verdict.confidence) == (bottleneck, confidence)
+
+
+def test_requests_without_room_for_themselves_are_capacity_first():
+    seen = revisited_prefixes(queue_s=20.0, samples=[(3, 2, 0.8)] * 38)
+    assert judge(seen).bottleneck is Bottleneck.KV_CAPACITY
+
+
+# --- versions and engines ---
+
+OLD_PAGE = """
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0",model_name="m"}} 8.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{{engine="0",model_name="m"}} 5.0
+# TYPE vllm:gpu_cache_usage_perc gauge
+vllm:gpu_cache_usage_perc{{engine="0",model_name="m"}} 0.2
+# TYPE vllm:gpu_prefix_cache_queries_total counter
+vllm:gpu_prefix_cache_queries_total{{engine="0",model_name="m"}} {queries}
+# TYPE vllm:gpu_prefix_cache_hits_total counter
+vllm:gpu_prefix_cache_hits_total{{engine="0",model_name="m"}} {hits}
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{{engine="0",model_name="m"}} {queries}
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{{engine="0",model_name="m"}} {generated}
+# TYPE vllm:request_success_total counter
+vllm:request_success_total{{engine="0",finished_reason="length",model_name="m"}} {finished}
+# TYPE vllm:iteration_tokens_total histogram
+vllm:iteration_tokens_total_sum{{engine="0",model_name="m"}} {computed}
+vllm:iteration_tokens_total_count{{engine="0",model_name="m"}} {steps}
+# TYPE vllm:request_prompt_tokens histogram
+vllm:request_prompt_tokens_sum{{engine="0",model_name="m"}} {queries}
+vllm:request_prompt_tokens_count{{engine="0",model_name="m"}} {finished}
+# TYPE vllm:request_prefill_time_seconds histogram
+vllm:request_prefill_time_seconds_sum{{engine="0",model_name="m"}} {prefill_s}
+# TYPE vllm:request_decode_time_seconds histogram
+vllm:request_decode_time_seconds_sum{{engine="0",model_name="m"}} {decode_s}
+"""
+
+
+def test_names_of_an_old_version_are_understood():
+    """Names of vLLM 0.10 and before: no reasons of waiting, gpu_ before cache metrics."""
+    none = dict.fromkeys(
+        ("queries", "hits", "generated", "finished", "computed", "steps", "prefill_s", "decode_s"),
+        0,
+    )
+    later = {
+        "queries": 49_152,
+        "hits": 4_915,
+        "generated": 768,
+        "finished": 48,
+        "computed": 45_005,
+        "steps": 420,
+        "prefill_s": 22,
+        "decode_s": 14,
+    }
+    before, after = (parse_metrics(OLD_PAGE.format(**values)) for values in (none, later))
+    seen = Window(
+        window_s=20.0,
+        counters=counters_delta(before, after),
+        gauges={key: [(i / 2, value) for i in range(40)] for key, value in after.gauges.items()},
+        effective=EffectiveConfig(
+            kv_cache_size_tokens=4096, max_num_seqs=256, block_size_tokens=128
+        ),
+        reusable_prefix_share={128: 0.73},
+    )
+    verdict = judge(seen)
+    assert row(verdict, "peak_kv_usage").value == 0.2
+    assert row(verdict, "waiting_sample_share").value == 1.0
+    # 0.73 less a block of 128 in prompts of 1,024, less 10% of hits.
+    assert row(verdict, "reusable_prefix_missed").value == pytest.approx(0.505, abs=1e-4)
+    assert verdict.bottleneck is Bottleneck.PREFIX_THRASH
+
+
+def several(seen, engines, fullest=None):
+    more = {"kvtune:engines": [(0.0, float(engines))]}
+    if fullest is not None:
+        more['vllm:kv_cache_usage_perc{engines="fullest"}'] = [
+            (at_s, fullest) for at_s, _ in seen.gauges[KV_USAGE]
+        ]
+    return replace(seen, gauges={**seen.gauges, **more})
+
+
+def test_limits_of_several_engines_add_up():
+    seen = short_decode(max_num_seqs=4, queue_s=30.0, samples=[(6, 4, 0.1)] * 9)
+    assert judge(several(seen, 1)).bottleneck is Bottleneck.BATCH_WIDTH
+    assert judge(several(seen, 2)).bottleneck is not Bottleneck.BATCH_WIDTH
+
+
+def test_one_full_engine_is_capacity_though_the_mean_has_room():
+    seen = short_decode(queue_s=30.0, samples=[(6, 8, 0.5)] * 9)
+    assert judge(several(seen, 2, fullest=0.5)).bottleneck is not Bottleneck.KV_CAPACITY
+    assert judge(several(seen, 2, fullest=0.98)).bottleneck is Bottleneck.KV_CAPACITY
+
+
+def test_two_engines_have_twice_the_time():
+    one, two = short_decode(), several(short_decode(), 2)
+    assert row(judge(one), "weight_reads_of_ceiling").value == pytest.approx(0.599, abs=1e-3)
+    assert row(judge(two), "weight_reads_of_ceiling").value == pytest.approx(0.2996, abs=1e-3)
 
 
 # --- too little to judge ---
@@ -413,13 +569,22 @@ def test_saturated_load_client_is_not_blamed_on_the_server():
     assert judge(seen).bottleneck is Bottleneck.ABSTAIN
     assert "client" in judge(seen).summary
     spare = replace(seen, load={**load, "requests_per_s": 40.0})
-    assert judge(spare).bottleneck is Bottleneck.OVERHEAD
+    assert judge(spare).bottleneck is Bottleneck.WEIGHT_BANDWIDTH
 
 
 # --- properties ---
 
 windows = st.sampled_from(
-    [capacity, shared_prefix, long_prompts, prefill_only, short_decode, long_decode, idle]
+    [
+        capacity,
+        shared_prefix,
+        long_prompts,
+        prefill_only,
+        short_decode,
+        long_decode,
+        revisited_prefixes,
+        idle,
+    ]
 )
 
 
@@ -427,7 +592,7 @@ windows = st.sampled_from(
 def test_every_sign_is_shown_and_unknown_ones_are_unknown(make):
     verdict = judge(make())
     names = [item.metric for item in verdict.evidence]
-    assert len(names) == len(set(names)) >= 16
+    assert len(names) == len(set(names)) >= 30
     assert all((item.holds is None) or item.value is not None for item in verdict.evidence)
     assert all(item.says and item.source and item.unit for item in verdict.evidence)
     assert verdict.summary
@@ -452,7 +617,14 @@ def test_requests_that_are_redone_always_mean_capacity(make, preemptions):
 
 
 amounts = st.one_of(st.just(0.0), st.floats(0, 1e15))
-KEYS = sorted(capacity().counters)
+KEYS = sorted(revisited_prefixes().counters)
+models = st.builds(
+    step_time,
+    st.floats(0, 10),
+    st.floats(0, 10),
+    st.floats(0, 1),
+    weight_read_s=st.one_of(st.none(), st.floats(0, 10)),
+)
 
 
 @given(
@@ -461,19 +633,25 @@ KEYS = sorted(capacity().counters)
     st.lists(st.tuples(amounts, amounts, st.floats(0, 1)), max_size=5),
     st.booleans(),
     st.one_of(st.none(), st.floats(1, 1e15)),
+    st.one_of(st.none(), models),
 )
-def test_any_window_gets_a_verdict(window_s, counters, samples, known, peak):
+def test_any_window_gets_a_verdict(window_s, counters, samples, known, peak, model):
+    effective = EffectiveConfig(max_num_seqs=8, kv_cache_size_tokens=4096, block_size_tokens=16)
     seen = Window(
         window_s=window_s,
         counters=counters,
         gauges=gauges(*samples) if samples else {},
-        effective=EffectiveConfig(max_num_seqs=8, kv_cache_size_tokens=4096) if known else None,
+        effective=effective if known else None,
         peak_flops_per_s=peak,
         peak_bytes_per_s=peak,
         weight_bytes=WEIGHT_BYTES if known else None,
         kv_bytes_per_token=KV_BYTES_PER_TOKEN,
+        step_time=model,
+        reusable_prefix_share={16: 0.5, 64: 0.4} if known else {},
     )
     verdict = judge(seen)
     assert verdict == judge(seen)
     if verdict.bottleneck is Bottleneck.ABSTAIN:
         assert verdict.next_experiment
+    assert sum(verdict.shares.values()) <= 1 + 1e-9
+    assert all(share >= 0 for share in verdict.shares.values())

@@ -1,0 +1,183 @@
+"""How the time of a mean step divides: as fitted to this server, or as an ideal device would.
+
+Both follow the roofline view of a decode step: weights are read once a step, KV once a sequence,
+and arithmetic grows with the tokens computed. Only the fitted division sees what launching and
+scheduling cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvtune.profilers.window import Window
+from kvtune.types import Bottleneck
+
+MISFIT_MOST_RATIO = 1.5
+"""A model that predicts half as much again as a mean step took was fitted to other steps."""
+
+PEAK_MOST_SHARE = 1.2
+"""More than a peak is no measurement: the peak was taken at a bad moment or the data sat in a CPU
+cache."""
+
+
+class StepModel(NamedTuple):
+    """Shares of a mean step's time on an ideal device; they add up to 1.
+
+    Fixed costs of launching and scheduling and the arithmetic of attention are not in it.
+    """
+
+    arithmetic: float
+    weight_reads: float
+    kv_reads: float
+
+
+@dataclass(frozen=True, slots=True)
+class FittedStep:
+    """Shares of a mean step's time by the step-time model; they add up to at most 1.
+
+    `fixed` is what every step pays, whatever is in it: `weights` plus `overhead`, which are `None`
+    where the ceiling of the device or the bytes of the weights are not known. `per_sequence` is the
+    work of each decoded token, `prefill` what the model of a decode step does not explain while
+    prompts are computed. `kv_low` and `kv_high` bound `kv` as the model's interval does.
+    """
+
+    fixed: float
+    weights: float | None
+    overhead: float | None
+    per_sequence: float
+    prefill: float
+    kv: float
+    kv_low: float | None
+    kv_high: float | None
+
+    @property
+    def compute(self) -> float:
+        """The share that grows with the tokens computed."""
+        return self.per_sequence + self.prefill
+
+
+def step_model(window: Window) -> StepModel | None:
+    """How a mean step divides between prefill arithmetic, weight reads and KV reads."""
+    prefill_tokens, kv_bytes = window.prefill_tokens_per_step, window.kv_bytes_per_step
+    if prefill_tokens is None or kv_bytes is None or not window.weight_bytes:
+        return None
+    arithmetic = prefill_tokens / window.ridge_tokens
+    kv_reads = kv_bytes / window.weight_bytes
+    total = arithmetic + 1 + kv_reads
+    return StepModel(arithmetic / total, 1 / total, kv_reads / total)
+
+
+def predicted_ratio(window: Window) -> float | None:
+    """What the step-time model predicts for the decoding of a mean step, over what a step took."""
+    predicted_s, observed_s = _predicted_s(window), window.mean_step_s
+    return predicted_s / observed_s if predicted_s is not None and observed_s else None
+
+
+def fitted_step(window: Window) -> FittedStep | None:
+    """Divide a mean step by the step-time model; `None` without one, or where it does not fit."""
+    model, predicted_s = window.step_time, _predicted_s(window)
+    sequences, kv_tokens = window.sequences_per_step, window.kv_tokens_per_step
+    if model is None or not predicted_s or sequences is None or kv_tokens is None:
+        return None
+    ratio = predicted_ratio(window)
+    if ratio is not None and ratio > MISFIT_MOST_RATIO:
+        return None
+    total_s = max(predicted_s, window.mean_step_s or 0.0)
+    fixed_s = max(0.0, model.fixed_s.estimate)
+    per_sequence_s = max(0.0, model.per_sequence_s.estimate)
+    weights = overhead = None
+    if model.weight_read_s is not None:
+        weights = min(model.weight_read_s, fixed_s) / total_s
+        overhead = fixed_s / total_s - weights
+    prefill_tokens = window.prefill_tokens_per_step or 0.0
+    prefill_s = total_s - predicted_s
+    if prefill_tokens < sequences:
+        # Few prompt tokens can't explain much: at most what as many decoded ones cost.
+        prefill_s = min(prefill_s, prefill_tokens * per_sequence_s)
+    per_token = model.per_kv_token_s
+    kv, kv_low, kv_high = (
+        None if value_s is None else min(1.0, max(0.0, value_s) * kv_tokens / total_s)
+        for value_s in (per_token.estimate, per_token.low, per_token.high)
+    )
+    return FittedStep(
+        fixed=fixed_s / total_s,
+        weights=weights,
+        overhead=overhead,
+        per_sequence=per_sequence_s * sequences / total_s,
+        prefill=prefill_s / total_s,
+        kv=kv or 0.0,
+        kv_low=kv_low,
+        kv_high=kv_high,
+    )
+
+
+def weight_traffic_share(window: Window) -> float | None:
+    """Weights read once a step, as a share of the device's peak bytes/s while busy.
+
+    `None` where the whole traffic is more than the peak, which discredits the peak.
+    """
+    traffic, step_s = window.traffic_share, window.mean_step_s
+    if not window.weight_bytes or not window.peak_bytes_per_s or not step_s:
+        return None
+    if traffic is not None and traffic > PEAK_MOST_SHARE:
+        return None
+    share = window.weight_bytes / step_s / window.peak_bytes_per_s
+    return share if share <= PEAK_MOST_SHARE else None
+
+
+def shares_of(window: Window) -> dict[Bottleneck, float]:
+    """Divide a mean step among bottlenecks, in decreasing order; at most 1 in all.
+
+    By the step-time model where there is one. Else by what an ideal device would need, as shares of
+    what the steps took where the device's ceilings are known (a lower bound of each), or of each
+    other where they are not. What cannot be told apart, such as weight reads and overhead without
+    ceilings, is left out.
+    """
+    fitted = fitted_step(window)
+    if fitted is None:
+        return _rounded(_ideal_shares(window))
+    shares = {Bottleneck.KV_BANDWIDTH: fitted.kv, Bottleneck.COMPUTE: fitted.compute}
+    if fitted.weights is not None and fitted.overhead is not None:
+        shares[Bottleneck.WEIGHT_BANDWIDTH] = fitted.weights
+        shares[Bottleneck.OVERHEAD] = fitted.overhead
+    return _rounded(shares)
+
+
+def _predicted_s(window: Window) -> float | None:
+    model = window.step_time
+    sequences, kv_tokens = window.sequences_per_step, window.kv_tokens_per_step
+    if model is None or sequences is None or kv_tokens is None:
+        return None
+    return (
+        max(0.0, model.fixed_s.estimate)
+        + max(0.0, model.per_sequence_s.estimate) * sequences
+        + max(0.0, model.per_kv_token_s.estimate) * kv_tokens
+    )
+
+
+def _ideal_shares(window: Window) -> dict[Bottleneck, float]:
+    ideal = step_model(window)
+    if ideal is None:
+        return {}
+    weights = weight_traffic_share(window)
+    if weights is None or window.peak_flops_per_s is None:
+        return {
+            Bottleneck.KV_BANDWIDTH: ideal.kv_reads,
+            Bottleneck.COMPUTE: ideal.arithmetic,
+        }
+    # All three are in units of one read of the weights, whose share of the step is known.
+    scale = weights / ideal.weight_reads
+    scale = min(scale, 1.0)
+    return {
+        Bottleneck.WEIGHT_BANDWIDTH: ideal.weight_reads * scale,
+        Bottleneck.KV_BANDWIDTH: ideal.kv_reads * scale,
+        Bottleneck.COMPUTE: ideal.arithmetic * scale,
+    }
+
+
+def _rounded(shares: Mapping[Bottleneck, float]) -> dict[Bottleneck, float]:
+    """Largest first. Rounded down, so that they never add up to more than 1."""
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return {bottleneck: int(share * 1000) / 1000 for bottleneck, share in ordered}

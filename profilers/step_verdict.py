@@ -1,0 +1,129 @@
+"""What a step spends its time on: fitted to the server, else measured, else modelled."""
+
+from __future__ import annotations
+
+from kvtune.profilers.evidence import Signs
+from kvtune.profilers.findings import (
+    Confidence,
+    Finding,
+    abstain,
+    compute,
+    decode_compute,
+    fixed_price,
+    kv_bandwidth,
+    overhead,
+    weight_bandwidth,
+)
+from kvtune.profilers.sign import NAME_CHECKPOINT, Sign
+from kvtune.profilers.step_shares import fitted_step
+from kvtune.profilers.step_signs import PEAK_LEAST_SHARE, STEP_LEAST_SHARE
+from kvtune.profilers.window import Window
+
+
+def judge_steps(window: Window, signs: Signs) -> Finding:
+    """Name what takes most of a mean step, or say that nothing does."""
+    return _by_step_time(window, signs) or _by_measured_use(signs) or _by_model(signs)
+
+
+def _by_step_time(window: Window, signs: Signs) -> Finding | None:
+    """From the division fitted to this server; as sure as the model's own interval and error."""
+    fitted = fitted_step(window)
+    if fitted is None:
+        return None
+    best: Confidence = "medium" if signs.fit_error.holds else "high"
+    if signs.fitted_kv.holds:
+        low = fitted.kv_low or 0.0
+        sure: Confidence = best if low >= STEP_LEAST_SHARE else "medium" if low > 0 else "low"
+        is_slow = signs.fitted_kv_rate.fails
+        return kv_bandwidth(
+            "medium" if is_slow and sure == "high" else sure,
+            f"{fitted.kv:.0%} of a step{_between(fitted.kv_low, fitted.kv_high)}",
+            is_slow=is_slow,
+        )
+    if signs.fitted_compute.holds:
+        if fitted.per_sequence > fitted.prefill:
+            return decode_compute("medium", f"{fitted.per_sequence:.0%} of a step")
+        agreed = signs.arithmetic.holds or signs.flops.holds
+        return compute(best if agreed else "medium", f"{fitted.prefill:.0%} of a step")
+    if not signs.fitted_fixed.holds:
+        return None if signs.fit_error.holds else _mixed_fitted(signs)
+    if fitted.weights is None or fitted.overhead is None:
+        return fixed_price(f"{fitted.fixed:.0%} of a step")
+    most = max(fitted.weights, fitted.overhead)
+    sure = best if most >= STEP_LEAST_SHARE else "medium"
+    why = f"{most:.0%} of a step"
+    return (
+        weight_bandwidth(sure, f"{why}, at the memory's measured speed")
+        if fitted.weights >= fitted.overhead
+        else overhead(sure, why)
+    )
+
+
+def _between(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f", between {low:.0%} and {high:.0%}"
+
+
+def _by_measured_use(signs: Signs) -> Finding | None:
+    """From the engine's estimate of its work against the device's measured peaks."""
+    flops, traffic = signs.flops.value, signs.traffic.value
+    if flops is None or traffic is None:
+        return None
+    use = f"{flops:.0%} of peak FLOP/s, {traffic:.0%} of peak bytes/s"
+    if flops + traffic < PEAK_LEAST_SHARE:
+        return overhead("medium", f"the device is hardly used: {use}")
+    if signs.flops.holds and flops > traffic:
+        return compute("high", use)
+    if not signs.traffic.holds:
+        return None
+    if signs.kv_reads.holds:
+        return kv_bandwidth("high", use)
+    return _weights_or_overhead(signs, use) if signs.weight_reads.holds else None
+
+
+def _weights_or_overhead(signs: Signs, why: str) -> Finding:
+    """Which of the two, where most of what is read are weights."""
+    weights = signs.weight_traffic.value
+    if weights is None:
+        return fixed_price(why)
+    why = f"weights alone take {weights:.0%} of the memory's speed; {why}"
+    if signs.weight_traffic.holds:
+        return weight_bandwidth("high" if weights >= STEP_LEAST_SHARE else "medium", why)
+    return overhead("medium", why)
+
+
+def _by_model(signs: Signs) -> Finding:
+    """From the division of a mean step on an ideal device, which is weaker evidence."""
+    if signs.arithmetic.holds:
+        return compute("medium", f"{signs.arithmetic.value:.0%} of a modelled step")
+    if signs.weight_reads.holds:
+        why = f"weights are {signs.weight_reads.value:.0%} of a modelled step"
+        return _weights_or_overhead(signs, why)
+    if signs.kv_reads.holds:
+        why = f"{signs.kv_reads.value:.0%} of a modelled step"
+        if signs.traffic.fails:
+            return overhead(
+                "low", f"KV would be {why}, but memory traffic is {signs.traffic.value:.0%} of peak"
+            )
+        return kv_bandwidth("medium" if signs.traffic.holds else "low", why)
+    if signs.arithmetic.value is not None:
+        return _mixed("of a modelled step", signs.arithmetic, signs.weight_reads, signs.kv_reads)
+    if signs.prefill.holds:
+        return compute("low", f"{signs.prefill.value:.0%} of the requests' time is prefill")
+    return abstain(
+        "Decoding takes most of the requests' time, but whether it reads KV or weights cannot be "
+        "told.",
+        f"To tell them apart, {NAME_CHECKPOINT}.",
+    )
+
+
+def _mixed_fitted(signs: Signs) -> Finding:
+    return _mixed("of a step", signs.fitted_compute, signs.fitted_fixed, signs.fitted_kv)
+
+
+def _mixed(of: str, arithmetic: Sign, fixed: Sign, kv: Sign) -> Finding:
+    return abstain(
+        f"No single resource dominates: {of}, arithmetic is {arithmetic.value:.0%}, the fixed "
+        f"price with its weights {fixed.value:.0%} and KV reads {kv.value:.0%}.",
+        "Profile prefill and decoding apart: the same prompts with one output token, then short "
+        "prompts with long outputs.",
+    )
