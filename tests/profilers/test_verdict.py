@@ -164,8 +164,6 @@ def test_weights_read_far_below_the_ceiling_are_overhead():
     # Ten times the time of the recorded steps: 6% of the peak.
     slow = {"tflops_per_s": 0, "gbytes_per_s": 0}
     seen = short_decode(window_s=65.0, samples=[(0, 8, 0.044)] * 120, **slow)
-        window_s=65.0, samples=[(0, 8, 0.044)] * 120, tflops_per_s=0, gbytes_per_s=0
-    )
     verdict = judge(seen)
     assert row(verdict, "weight_reads_of_ceiling").value == pytest.approx(0.0599, abs=0.0001)
     assert verdict.bottleneck is Bottleneck.OVERHEAD
