@@ -7,7 +7,7 @@ full precision. Which methods go together is a table in `policies/compose.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvtune.errors import BadInput
 from kvtune.policies.method import (
@@ -104,11 +104,6 @@ class MethodStack:
         """The layer whose choice of tokens `layer` must follow; None: it is free."""
         found = (store.leader(layer.index, layer.layers) for store in self.stores)
         return next((leader for leader in found if leader is not None), None)
-
-    def leads(self, layer: LayerShape) -> bool:
-        """Whether another layer must follow what `layer` keeps."""
-        others = (replace(layer, index=index) for index in range(layer.layers))
-        return any(self.leader(other) == layer.index for other in others)
 
     def selected_bytes(
         self,

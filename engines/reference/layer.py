@@ -46,7 +46,6 @@ class LayerCache:
         self.ctx = ctx
         self.groups = [self._group(range(setup.shape.kv_heads))]
         self.ragged = False
-        self.leads = self.stack.leads(setup.shape)
         self.staged: Staged | None = None
         self.read_bytes_per_step = 0
         self.facts_read: dict[Role, dict[str, int]] = {}
@@ -321,7 +320,7 @@ class LayerCache:
             # Absent where the leader has a window of its own and is left alone by methods.
             agreed: T = shared.pop(("kept", leader, phase), kept)
             return agreed
-        if self.leads:
+        if self.setup.leads:
             shared["kept", shape.index, phase] = kept
         return kept
 

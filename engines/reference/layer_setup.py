@@ -28,8 +28,8 @@ Learned = Mapping[Role, Mapping[str, Mapping[str, Tensor]]]
 class LayerSetup:
     """A layer, its stack of methods, and what they share.
 
-    `sequence` and `engine` are the dictionaries that methods share within one sequence and across
-    all.
+    `leads` says that another layer must keep the tokens that this one keeps. `sequence` and
+    `engine` are the dictionaries that methods share within one sequence and across all.
     """
 
     shape: LayerShape
@@ -42,6 +42,7 @@ class LayerSetup:
     device: torch.device
     spans: tuple[Span, ...] = ()
     exact_prefill: bool = True
+    leads: bool = False
     calibration: Learned = field(default_factory=dict)
     sequence: dict[Any, Any] = field(default_factory=dict)
     engine: dict[Any, Any] = field(default_factory=dict)
@@ -73,6 +74,11 @@ def layer_setup(
         device=engine.device,
         spans=spans,
         exact_prefill=exact_prefill,
+        leads=any(
+            own.leader(other.shape) == facts.shape.index
+            for other in engine.facts
+            if other.window_tokens is None
+        ),
         calibration=_learned(engine, own, facts.shape.index),
         sequence=shared,
         engine=engine.shared,

@@ -26,6 +26,18 @@ def test_no_tensor_lives_with_a_sequence_without_being_counted(text, decoded):
     assert uncounted(sequence) == {}
 
 
+def test_a_layer_whose_follower_has_a_trained_window_leaves_no_choice_behind():
+    model = tiny_model(
+        "Gemma3TextConfig",
+        sliding_window=12,
+        query_pre_attn_scalar=32,
+        layer_types=["full_attention", "sliding_attention"] * 2,
+    )
+    stack = parse_stack("snapkv:budget_tokens=24,window_tokens=6 + minicache:per_head=true")
+    _, sequence = follow(ReferenceEngine(model), stack, tokens(50), tokens(2, 1))
+    assert uncounted(sequence) == {}
+
+
 @pytest.mark.parametrize("text", ["h2o", "kvzip", "quest:page_tokens=4,budget_tokens=8 + paging"])
 def test_a_freed_sequence_holds_nothing(text):
     _, sequence = follow(tiny_engine(), parse_stack(text), tokens(40), tokens(2, 1))
