@@ -148,11 +148,11 @@ def _design(found: Observations) -> Floats:
 
 def _rows(found: Observations) -> _Rows:
     """Put together what a group saw at one batch size and about the same resident tokens."""
-    size = np.floor(np.log(np.maximum(found.resident_tokens, 1.0)) / math.log(CELL_RATIO))
-    keys = np.column_stack((found.group, found.sequences, size.astype(np.int64)))
-    _, cell = np.unique(keys, axis=0, return_inverse=True)
-    order = np.argsort(cell.ravel(), kind="stable")
-    cells = np.split(order, np.flatnonzero(np.diff(cell.ravel()[order])) + 1)
+    bins = np.log(np.maximum(found.resident_tokens, 1.0)) / math.log(CELL_RATIO)
+    size = bins.astype(np.int64)
+    cell = (found.group * (1 + found.sequences.max()) + found.sequences) * (1 + size.max()) + size
+    order = np.argsort(cell, kind="stable")
+    cells = np.split(order, np.flatnonzero(np.diff(cell[order])) + 1)
     design = _design(found)
     middle = np.array([design[members].mean(axis=0) for members in cells])
     # A step shows once in every sequence of its batch.
