@@ -107,9 +107,7 @@ seconds = st.floats(0, 0.2)
     st.one_of(st.none(), seconds),
     st.integers(0, 100_000),
 )
-def test_shares_are_a_division(
-    fixed_s, per_sequence_s, per_token_s, spread, weight_read_s, prefill
-):
+def test_shares_are_a_division(fixed_s, per_sequence_s, per_token_s, spread, weight_read_s, extra):
     model = step_time(
         fixed_s, per_sequence_s, per_token_s, spread=spread, weight_read_s=weight_read_s
     )
