@@ -6,7 +6,7 @@ sequence's cache; nothing can be faster, and much can be slower.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,12 +115,11 @@ def method_layers(cache: ModelCache, tensor_parallel: int = 1) -> list[LayerShap
     Raises:
         BadInput: the heads do not divide over the ranks.
     """
-    shapes = []
-    for index, layer in enumerate(cache.layers):
-        for held in layer:
-            if isinstance(held, Rows) and held.kind is Kind.FULL:
-                shapes.append(_shape(cache, index, held, tensor_parallel))
-    return shapes
+    return [
+        _shape(cache, index, held, tensor_parallel)
+        for index, held in _rows(cache)
+        if held.kind is Kind.FULL
+    ]
 
 
 def worst_harm(parts: Sequence[Method]) -> Harm:
@@ -169,7 +168,7 @@ def stack_bytes(
     """Bytes of one sequence of a model under a stack, on one device.
 
     Layers without full attention (windows, states, latents) keep what they keep: methods leave
-    them alone.
+    them alone. A layer that reads the full cache of another one reads what the method left there.
 
     Raises:
         BadInput: the model has no layer that the methods could work on, or a method refuses its
@@ -183,16 +182,24 @@ def stack_bytes(
             f"{', '.join(kinds)})",
             fix="plan the full cache",
         )
+    readers = [
+        _shape(cache, index, held, tensor_parallel)
+        for index, held in _rows(cache)
+        if _reads_full(held)
+    ]
     rest = [
         held
         for layer in cache.layers
         for held in layer
-        if not (isinstance(held, Rows) and held.kind is Kind.FULL)
+        if not (isinstance(held, Rows) and (held.kind is Kind.FULL or _reads_full(held)))
     ]
     tokens = seen.tokens
     fixed = sum(held.resident_bytes(tokens, ELEMENT_BYTES, tensor_parallel) for held in rest)
     read = sum(held.read_bytes(tokens, ELEMENT_BYTES, tensor_parallel) for held in rest)
     own = footprint(stack, shapes, seen.at_once, seen.appended, every_step=False)
+    read += footprint(
+        stack, readers, seen.at_once, seen.appended, every_step=False
+    ).read_bytes_per_step
     return Footprint(
         resident_bytes=own.resident_bytes + fixed,
         read_bytes_per_step=own.read_bytes_per_step + read,
@@ -200,6 +207,19 @@ def stack_bytes(
         remote_bytes=own.remote_bytes,
         constant_bytes=own.constant_bytes,
     )
+
+
+def _rows(cache: ModelCache) -> Iterator[tuple[int, Rows]]:
+    for index, layer in enumerate(cache.layers):
+        for held in layer:
+            if isinstance(held, Rows):
+                yield index, held
+
+
+def _reads_full(held: Rows) -> bool:
+    """Whether a layer reads the full-attention cache of another one."""
+    alone = held.tokens_per_row == 1 and held.span_tokens is None and held.value_dim > 0
+    return held.kind is Kind.SHARED and alone
 
 
 def _shape(cache: ModelCache, index: int, held: Rows, ranks: int) -> LayerShape:

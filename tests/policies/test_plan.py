@@ -34,6 +34,22 @@ GEMMA_2 = {
     "vocab_size": 256000,
     "max_position_embeddings": 8192,
 }
+YOCO = {
+    "architectures": ["YOCOForCausalLM"],
+    "model_type": "yoco",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_self_decoder_layers": 2,
+    "num_cross_decoder_layers": 2,
+    "n_self_heads": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "num_kv_cache_layers": 1,
+    "sliding_window": 1024,
+    "vocab_size": 1000,
+}
 MLA = {
     "architectures": ["DeepseekV2ForCausalLM"],
     "model_type": "deepseek_v2",
@@ -115,6 +131,17 @@ def test_methods_leave_windowed_layers_alone():
     slot = 4 * (256 + 256) * 2
     assert full == 2 * slot * 6000 + 2 * slot * 4096
     assert fp8 == slot * 6000 + 2 * slot * 4096
+
+
+def test_layers_that_read_anothers_cache_read_what_a_method_left_there():
+    cache = read_model_cache(YOCO, "test")
+    seen = History(6000, 1)
+    full, fp8 = (stack_bytes(cache, parse_stack(text), seen) for text in ("full", "vllm-fp8"))
+    slot, window = 2 * 4 * 64 * 2, 2 * 2 * 4 * 64 * 2 * 1024
+    # Two windowed layers; two layers read one cache.
+    assert full.resident_bytes == slot * 6001 + window
+    assert full.read_bytes_per_step == 2 * slot * 6001 + window
+    assert fp8.read_bytes_per_step == slot * 6001 + window
 
 
 def test_a_model_without_full_attention_gets_no_method():
