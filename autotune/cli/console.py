@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -15,6 +15,9 @@ from kvtune.profilers.load.progress import Progress
 from kvtune.types import Bottleneck, Measurement, Status, Trial, Verdict
 
 PLAIN_INTERVAL_S = 5.0
+
+LEFT_OVER_LEAST_SHARE = 0.02
+"""Less than this is rounding."""
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -79,6 +82,8 @@ class TerminalReporter:
     def verdict(self, verdict: Verdict) -> None:
         """Print what the workload is bound by."""
         self._line(f"  {headline(verdict)}: {escape(verdict.summary)}")
+        if verdict.shares:
+            self._line(f"  [dim]{shares_text(verdict.shares)}[/dim]")
 
     def trial(self, trial: Trial, measurement: Measurement, *, reused: bool) -> None:
         """Print the outcome of a trial, below the title that says what it is."""
@@ -129,3 +134,11 @@ def headline(verdict: Verdict) -> str:
         return "[bold]no verdict[/bold]"
     by = "" if verdict.bottleneck is Bottleneck.IDLE else "bound by "
     return f"{by}[bold cyan]{verdict.bottleneck}[/bold cyan] ({verdict.confidence} confidence)"
+
+
+def shares_text(shares: Mapping[Bottleneck, float]) -> str:
+    """How a mean step divides, largest share first; what is left over is said to be."""
+    parts = [f"{share:.0%} {bottleneck}" for bottleneck, share in shares.items() if share >= 0.005]
+    if (rest := 1 - sum(shares.values())) >= LEFT_OVER_LEAST_SHARE:
+        parts.append(f"{rest:.0%} not told apart")
+    return f"of a mean step: {', '.join(parts)}"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from rich.markup import escape
 from rich.table import Table
 
-from kvtune.autotune.cli.console import headline, stdout
-from kvtune.types import Decision, Evidence, Interval, Outcome, Profile
+from kvtune.autotune.cli.console import headline, shares_text, stdout
+from kvtune.types import Decision, Evidence, Interval, Outcome, Profile, StepTimeModel
 
 OUTCOME_TEXT: Mapping[Outcome, str] = {
     Outcome.WINNER: "[bold green]Winner[/bold green]",
@@ -49,8 +49,18 @@ def print_rejected(decision: Decision) -> None:
 def print_profile(profile: Profile) -> None:
     """Show a profile: the verdict first, then what it rests on."""
     verdict = profile.verdict
-    stdout.print(f"\n{headline(verdict)}\n{escape(verdict.summary)}\n", soft_wrap=True)
+    stdout.print(f"\n{headline(verdict)}\n{escape(verdict.summary)}", soft_wrap=True)
+    if verdict.shares:
+        text = shares_text(verdict.shares)
+        stdout.print(text[0].upper() + text[1:], soft_wrap=True)
+    if profile.step_time is not None:
+        stdout.print(step_time_text(profile.step_time), soft_wrap=True)
+    stdout.print()
     stdout.print(evidence_table(verdict.evidence))
+    named = {entry.partition(": ")[0] for entry in verdict.missing}
+    unknown = {row.metric for row in verdict.evidence if row.value is None} - named
+    if unknown:
+        stdout.print(f"\n[dim]Not known: {', '.join(sorted(unknown))}[/dim]", soft_wrap=True)
     if verdict.missing:
         stdout.print("\nMissing:")
         for reason, names in _by_reason(verdict.missing).items():
@@ -66,12 +76,14 @@ def print_profile(profile: Profile) -> None:
 
 
 def evidence_table(evidence: tuple[Evidence, ...]) -> Table:
-    """The rows behind a verdict, each with its value and the threshold under its name."""
+    """The known rows behind a verdict, each with its value and the threshold under its name."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("")
     table.add_column("metric", no_wrap=True)
     table.add_column("says")
     for row in evidence:
+        if row.value is None:
+            continue
         mark = {True: "[green]yes[/green]", False: "no", None: "[dim]?[/dim]"}[row.holds]
         value, threshold = amount(row.value, row.unit), amount(row.threshold, row.unit)
         table.add_row(
@@ -80,6 +92,29 @@ def evidence_table(evidence: tuple[Evidence, ...]) -> Table:
             escape(row.says),
         )
     return table
+
+
+def step_time_text(model: StepTimeModel) -> str:
+    """What a decode step costs, in a sentence."""
+    rate = model.kv_bytes_per_s
+    read = "" if rate is None else f"; KV is read at {digits(rate.estimate / 1e9)} GB/s"
+    return (
+        f"A decode step takes {interval(model.fixed_s)}, {interval(model.per_sequence_s)} a "
+        f"sequence and {interval(_per_thousand(model.per_kv_token_s))} a thousand tokens in the "
+        f"cache{read} (from the {model.source}, {model.observations} observations)"
+    )
+
+
+def _per_thousand(value: Interval) -> Interval:
+    scaled = {
+        bound: None if number is None else 1000 * number
+        for bound, number in (
+            ("estimate", value.estimate),
+            ("low", value.low),
+            ("high", value.high),
+        )
+    }
+    return value.model_copy(update=scaled)
 
 
 def figures_table(decision: Decision) -> Table:
