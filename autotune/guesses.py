@@ -26,6 +26,9 @@ _TOWARD: Mapping[Bottleneck, Sequence[tuple[tuple[str, str], ...]]] = {
         (("max_num_batched_tokens", "low"),),
     ),
     Bottleneck.KV_BANDWIDTH: ((("max_num_seqs", "middle"),),),
+    Bottleneck.WEIGHT_BANDWIDTH: ((("max_num_seqs", "high"),),),
+    # Fewer sequences at once leave more blocks to prefixes, and small blocks fit them closer.
+    Bottleneck.PREFIX_THRASH: ((("max_num_seqs", "low"),), (("block_size", "low"),)),
 }
 
 

@@ -72,6 +72,7 @@ UNHELPED = (
     Bottleneck.COMPUTE,
     Bottleneck.BATCH_WIDTH,
     Bottleneck.OVERHEAD,
+    Bottleneck.WEIGHT_BANDWIDTH,
     Bottleneck.IDLE,
 )
 

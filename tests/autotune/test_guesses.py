@@ -40,6 +40,11 @@ def test_a_narrow_batch_asks_for_a_wide_one():
     assert moves(first_guesses(WHOLE, Bottleneck.BATCH_WIDTH)[0]) == {"max_num_seqs": 128}
 
 
+def test_weight_reads_ask_for_a_wide_batch_and_thrash_for_a_narrow_one():
+    assert moves(first_guesses(WHOLE, Bottleneck.WEIGHT_BANDWIDTH)[0]) == {"max_num_seqs": 128}
+    assert moves(first_guesses(WHOLE, Bottleneck.PREFIX_THRASH)[0]) == {"max_num_seqs": 8}
+
+
 def test_compute_asks_for_both_ends_of_the_step_size():
     guesses = [moves(guess) for guess in first_guesses(WHOLE, Bottleneck.COMPUTE)]
     assert guesses == [{"max_num_batched_tokens": 4096}, {"max_num_batched_tokens": 512}]

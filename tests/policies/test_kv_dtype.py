@@ -121,6 +121,8 @@ def test_every_refused_format_reaches_the_user():
     [
         (Bottleneck.COMPUTE, "high", False),
         (Bottleneck.IDLE, "high", False),
+        (Bottleneck.WEIGHT_BANDWIDTH, "high", False),
+        (Bottleneck.PREFIX_THRASH, "high", True),
         (Bottleneck.COMPUTE, "medium", True),
         (Bottleneck.KV_CAPACITY, "high", True),
         (Bottleneck.KV_BANDWIDTH, "high", True),
