@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import prod
+from typing import Literal
 
 from pydantic import JsonValue
 
@@ -17,10 +18,14 @@ from kvtune.policies.capacity import effective_kv_bytes, reported_kv_bytes
 from kvtune.policies.checkpoint import model_shape, weight_bytes
 from kvtune.policies.settings import read_count
 from kvtune.profilers.metrics.base import measure
-from kvtune.profilers.scrape import Scraper, counter_resets, counters_delta
+from kvtune.profilers.probe import ProbeResult
+from kvtune.profilers.scrape import ENGINES, Scraper, counter_resets, counters_delta
+from kvtune.profilers.step_gaps import Observations, observations
+from kvtune.profilers.step_time import fit_step_time, missing_for_fit
 from kvtune.profilers.verdict import judge
 from kvtune.profilers.window import Window
 from kvtune.types import (
+    Ceilings,
     Device,
     EffectiveConfig,
     Endpoint,
@@ -29,6 +34,7 @@ from kvtune.types import (
     Goal,
     LoadRun,
     Profile,
+    StepTimeModel,
     WorkloadFingerprint,
 )
 
@@ -55,9 +61,22 @@ class Subject:
     fingerprint: WorkloadFingerprint | None = None
 
 
-def profile_of(subject: Subject, run: LoadRun, goal: Goal, *, is_load_ours: bool) -> Profile:
-    """Judge one run. `is_load_ours` says that nobody else used the server meanwhile."""
+def profile_of(
+    subject: Subject,
+    run: LoadRun,
+    goal: Goal,
+    *,
+    is_load_ours: bool,
+    ceilings: Ceilings | None = None,
+    probed: ProbeResult | None = None,
+) -> Profile:
+    """Judge one run. `is_load_ours` says that nobody else used the server meanwhile.
+
+    `ceilings` are those of the device that the server runs on. The step-time model comes from what
+    was `probed`, else from the run itself if its batches varied enough.
+    """
     metrics = measure(run, goal) if run.records else {}
+    step_time, doubts = _step_time(subject, run, ceilings, probed)
     window = Window(
         window_s=run.duration_s,
         counters=run.counters,
@@ -65,8 +84,14 @@ def profile_of(subject: Subject, run: LoadRun, goal: Goal, *, is_load_ours: bool
         effective=subject.effective,
         load=metrics or None,
         is_load_ours=is_load_ours,
+        peak_flops_per_s=None if ceilings is None else ceilings.matrix_flop_per_s,
+        peak_bytes_per_s=None if ceilings is None else ceilings.read_bytes_per_s,
         weight_bytes=_weight_bytes(subject),
         kv_bytes_per_token=_kv_bytes_per_token(subject),
+        step_time=step_time,
+        reusable_prefix_share={}
+        if subject.fingerprint is None
+        else subject.fingerprint.reusable_prefix_share,
     )
     return Profile(
         model=subject.model or subject.served_name,
@@ -79,9 +104,41 @@ def profile_of(subject: Subject, run: LoadRun, goal: Goal, *, is_load_ours: bool
         counters=dict(run.counters),
         window_s=run.duration_s,
         verdict=judge(window),
-        warnings=warnings_of(run),
+        warnings=(*warnings_of(run), *doubts),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        ceilings=ceilings,
+        step_time=step_time,
     )
+
+
+def _step_time(
+    subject: Subject, run: LoadRun, ceilings: Ceilings | None, probed: ProbeResult | None
+) -> tuple[StepTimeModel | None, tuple[str, ...]]:
+    """The step-time model, and what the probe left out or why there is no model."""
+    doubts = () if probed is None else probed.notes
+    if run.gauges.get(ENGINES):
+        return None, (*doubts, "no step-time model: requests are spread over several engines")
+    sources: list[tuple[Literal["probe", "load"], Observations]] = []
+    if probed is not None:
+        sources.append(("probe", probed.observations))
+    if run.records:
+        sources.append(("load", observations(run.records)))
+    for source, found in sources:
+        model = fit_step_time(
+            found,
+            source=source,
+            weight_bytes=_weight_bytes(subject),
+            kv_bytes_per_token=_kv_bytes_per_token(subject),
+            ceilings=ceilings,
+        )
+        if model is not None:
+            return model, doubts
+    missing = [
+        f"no step-time model of the {source}: {reason}"
+        for source, found in sources
+        for reason in missing_for_fit(found)
+    ]
+    return None, (*doubts, *missing)
 
 
 async def watch(

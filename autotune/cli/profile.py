@@ -16,11 +16,25 @@ if TYPE_CHECKING:
     from kvtune.autotune.cli.console import TerminalReporter
     from kvtune.engines.base import Engine
     from kvtune.profilers.measure import LoadPlan
-    from kvtune.types import EffectiveConfig, Endpoint, Failure, Goal, LoadRun, Profile, Workload
+    from kvtune.profilers.probe import ProbeResult
+    from kvtune.store.database import Store
+    from kvtune.types import (
+        Ceilings,
+        Device,
+        EffectiveConfig,
+        Endpoint,
+        EngineInfo,
+        Failure,
+        Goal,
+        LoadRun,
+        Profile,
+        Workload,
+    )
 
 EPILOG = (
     "Examples:\n\n- kvtune profile --url http://localhost:8000 --duration 60s\n\n"
-    "- kvtune profile --model ./model --workload requests.jsonl --concurrency 12"
+    "- kvtune profile --model ./model --workload requests.jsonl --concurrency 12\n\n"
+    "- kvtune profile --url http://localhost:8000 --probe --probe-time 20s"
 )
 
 
@@ -49,6 +63,18 @@ def profile(
     duration: Annotated[
         str, typer.Option("--duration", help="How long to watch without a workload.")
     ] = "30s",
+    probe: Annotated[
+        bool | None,
+        typer.Option(
+            "--probe/--no-probe",
+            help="Measure what decode steps cost with small batches on the idle server, afterwards "
+            "[default: on for a server that kvtune starts, off with --url].",
+            show_default=False,
+        ),
+    ] = None,
+    probe_time: Annotated[
+        str, typer.Option("--probe-time", help="How long the probe may take.")
+    ] = "30s",
     goal: options.Goals = None,
     workload_format: options.WorkloadFormat = None,
     limit: options.Limit = None,
@@ -72,12 +98,14 @@ def profile(
     """Say what a workload is bound by, with the evidence.
 
     With --url kvtune attaches to a running server: without a workload it only reads its counters,
-    with one it sends that load. --model then names the server's checkpoint on this disk, whose
+    with one it sends that load; --probe adds a few small batches of its own, if nobody else uses
+    the server. --model then names the server's checkpoint on this disk, whose
     sizes tell KV reads from weight reads; --engine-args may say how that server was started. With
     --model alone kvtune starts a server, replays the workload and stops it.
     """
     from kvtune.autotune.cli.console import TerminalReporter, print_json
     from kvtune.autotune.cli.results import print_profile
+    from kvtune.autotune.cli.step_time import print_step_time
     from kvtune.autotune.trial import check_model
     from kvtune.errors import BadInput
     from kvtune.profilers.goal import parse_goal
@@ -93,6 +121,7 @@ def profile(
     arguments = options.base_arguments(engine_args, kv_memory)
     wanted = parse_goal(goal or [])
     watch_s = options.parse_duration(duration)
+    probe_limit_s = options.parse_duration(probe_time)
     load = None
     if workload is not None:
         requests = options.read_workload(workload, format=workload_format, limit=limit)
@@ -112,7 +141,8 @@ def profile(
         with reporter.live():
             if url is not None:
                 known = _Known(model, arguments or None)
-                result = _attached(url, known, load, watch_s, wanted, reporter)
+                probe_s = probe_limit_s if probe else None
+                result = _attached(url, known, load, watch_s, probe_s, wanted, reporter)
             elif load is None:
                 raise BadInput(
                     "a server that kvtune starts gets no traffic of its own",
@@ -133,7 +163,9 @@ def profile(
                         start_timeout,
                         options.log_directory(history, "profile"),
                         load,
+                        probe_limit_s if probe is not False else None,
                         wanted,
+                        history,
                         reporter,
                     )
         history.save_profile(result)
@@ -141,6 +173,7 @@ def profile(
         print_json(result.model_dump_json())
     else:
         print_profile(result)
+        print_step_time(result.step_time)
 
 
 def _attached(
@@ -148,6 +181,7 @@ def _attached(
     known: _Known,
     load: _Load | None,
     watch_s: float,
+    probe_s: float | None,
     goal: Goal,
     reporter: TerminalReporter,
 ) -> Profile:
@@ -171,6 +205,9 @@ def _attached(
         run = _replayed(endpoint, effective, load, reporter)
         if (failure := request_failure(run)) is not None:
             raise EngineError(failure.failure, failure.message, failure.fix)
+    probed = None
+    if probe_s is not None:
+        probed = _probed(endpoint, effective, probe_s, known.model, reporter, is_ours=False)
     subject = Subject(
         model=known.model,
         served_name=endpoint.model,
@@ -179,7 +216,7 @@ def _attached(
         effective=effective,
         fingerprint=None if load is None else load.workload.fingerprint,
     )
-    return profile_of(subject, run, goal, is_load_ours=False)
+    return profile_of(subject, run, goal, is_load_ours=False, probed=probed)
 
 
 def _launched(
@@ -190,7 +227,9 @@ def _launched(
     start_timeout_s: float,
     log_directory: Path,
     load: _Load,
+    probe_s: float | None,
     goal: Goal,
+    history: Store,
     reporter: TerminalReporter,
 ) -> Profile:
     from kvtune.autotune.profiling import Subject, profile_of
@@ -199,7 +238,8 @@ def _launched(
     from kvtune.errors import EngineError
     from kvtune.kernels.device import detect_device
 
-    info = runner.describe()
+    info, device = runner.describe(), detect_device()
+    ceilings = _ceilings(info, device, history, reporter)
     reporter.phase(f"Starting {info.name} {info.version} with {model}")
     server = runner.launch(
         ServerSpec(model=model, served_model_name=served_model_name, arguments=arguments),
@@ -213,6 +253,17 @@ def _launched(
             server.endpoint, server.effective, load, reporter, should_stop=server.failure
         )
         failure = death(server, run) or request_failure(run)
+        probed = None
+        if failure is None and probe_s is not None:
+            probed = _probed(
+                server.endpoint,
+                server.effective,
+                probe_s,
+                model,
+                reporter,
+                is_ours=True,
+                should_stop=server.failure,
+            )
     if failure is not None:
         raise EngineError(failure.failure, failure.message, failure.fix, failure.log_excerpt)
     subject = Subject(
@@ -222,10 +273,65 @@ def _launched(
         endpoint_url=server.endpoint.url,
         effective=server.effective,
         engine=info,
-        device=detect_device(),
+        device=device,
         fingerprint=load.workload.fingerprint,
     )
-    return profile_of(subject, run, goal, is_load_ours=True)
+    return profile_of(subject, run, goal, is_load_ours=True, ceilings=ceilings, probed=probed)
+
+
+def _ceilings(
+    engine: EngineInfo, device: Device, history: Store, reporter: TerminalReporter
+) -> Ceilings | None:
+    """What the device reaches: from the history, or measured now and kept there."""
+    from kvtune.errors import KvtuneError
+    from kvtune.kernels.ceilings import measure_ceilings
+
+    if engine.platform == "simulated":
+        return None
+    if (known := history.ceilings(device.key)) is not None:
+        return known
+    reporter.note("measuring the memory bandwidth and matrix rate of this device, once")
+    try:
+        measured = measure_ceilings(device)
+    except KvtuneError as error:
+        reporter.note(f"the ceilings of this device are not known: {error.message}; {error.fix}")
+        return None
+    history.save_ceilings(measured)
+    return measured
+
+
+def _probed(
+    endpoint: Endpoint,
+    effective: EffectiveConfig | None,
+    probe_s: float,
+    model: str | None,
+    reporter: TerminalReporter,
+    *,
+    is_ours: bool,
+    should_stop: Callable[[], Failure | None] | None = None,
+) -> ProbeResult:
+    from kvtune.policies.checkpoint import vocab_size
+    from kvtune.profilers.load import runtime
+    from kvtune.profilers.measure import UNKNOWN_VOCAB_SIZE
+    from kvtune.profilers.probe import probe
+    from kvtune.profilers.probe_plan import plan_probe
+
+    plan = plan_probe(effective, budget_s=probe_s)
+    if not plan.problem:
+        reporter.note(f"probing decode steps: {plan.cost()}; Ctrl-C ends the probe only")
+    known = None if model is None else vocab_size(model)
+    return runtime.run(
+        probe(
+            endpoint,
+            effective,
+            budget_s=probe_s,
+            salt=options.fresh_salt(),
+            vocab_size=known or UNKNOWN_VOCAB_SIZE,
+            resets_cache=is_ours,
+            on_progress=reporter.load,
+            should_stop=should_stop,
+        )
+    )
 
 
 def _replayed(

@@ -3,14 +3,19 @@
 import asyncio
 
 import pytest
+from contracts.decoding import Sequence, cells, decode
 from contracts.landscape import DEVICE, GOAL, run_of
 
 from kvtune.autotune.profiling import Subject, observed_concurrency, profile_of, watch
 from kvtune.engines.base import ServerSpec
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.errors import EngineError
+from kvtune.profilers.probe import ProbeResult
+from kvtune.profilers.scrape import ENGINES
+from kvtune.profilers.step_gaps import join, observations
 from kvtune.types import (
     Bottleneck,
+    Ceilings,
     EffectiveConfig,
     Endpoint,
     FailureClass,
@@ -54,7 +59,7 @@ def test_a_replay_is_profiled_with_its_metrics_and_counters():
     assert profile.counters == COUNTERS
     assert profile.window_s == 1.0
     assert profile.metrics["requests_per_s"] == (4.0,)
-    assert profile.warnings == ("late",)
+    assert profile.warnings[0] == "late"
     assert profile.verdict.bottleneck is Bottleneck.ABSTAIN, "a second is too short"
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
 
@@ -101,6 +106,86 @@ def test_weights_are_shared_by_the_devices_that_the_arguments_name(
     )
     sharing = (arguments or {}).get("tensor-parallel-size", 1)
     assert _weight_bytes(subject) == (1000 // sharing if is_known else None)
+
+
+COSTS = {"fixed_s": 0.04, "per_sequence_s": 0.001, "per_kv_token_s": 3e-6}
+CEILINGS = Ceilings(
+    device="cpu:x:1",
+    read_bytes_per_s=10e9,
+    copy_bytes_per_s=8e9,
+    matrix_flop_per_s=1e12,
+    matrix_dtype="bfloat16",
+    threads=2,
+    method="pretended",
+    measured_at="",
+)
+
+
+def varied_load(**changed):
+    requests = [Sequence(7 * i, 30 + 400 * (i % 5), 5 + 11 * (i % 7)) for i in range(80)]
+    records = decode(requests, **{**COSTS, **changed})
+    return LoadRun(tuple(records), records[-1].end_s, 0.1, COUNTERS, {})
+
+
+def probe_result(plan, *notes, **changed):
+    runs = cells(plan, **{**COSTS, **changed})
+    seen = join([observations(run, blocks=1) for run in runs])
+    return ProbeResult(seen, len(runs), 0, 0, 0, 1.0, notes)
+
+
+def profiled(run, probed=None, *, model=None, ceilings=None):
+    subject = Subject(model=model, endpoint_url="", device=DEVICE, arguments={})
+    return profile_of(subject, run, GOAL, is_load_ours=True, ceilings=ceilings, probed=probed)
+
+
+PROBED = [(1, 64, 20), (2, 64, 20), (8, 64, 20), (4, 500, 20), (4, 1500, 20)] * 2
+
+
+def test_a_load_that_varies_tells_what_a_step_costs():
+    profile = profiled(varied_load())
+    assert profile.step_time.source == "load"
+    assert profile.step_time.fixed_s.estimate == pytest.approx(0.04, rel=1e-3)
+    assert profile.warnings == ()
+
+
+def test_a_probe_is_believed_before_the_load():
+    profile = profiled(varied_load(), probe_result(PROBED, "a note", fixed_s=0.08))
+    assert profile.step_time.source == "probe"
+    assert profile.step_time.fixed_s.estimate == pytest.approx(0.08, rel=1e-3)
+    assert profile.warnings == ("a note",)
+
+
+def test_the_load_stands_in_for_a_probe_that_saw_too_little():
+    profile = profiled(varied_load(), probe_result(PROBED[:2], "it was interrupted"))
+    assert profile.step_time.source == "load"
+    assert profile.warnings == ("it was interrupted",)
+
+
+def test_what_keeps_a_step_time_model_away_is_said():
+    same = LoadRun(tuple(cells([(4, 64, 400)], **COSTS)[0]), 10.0, 0.1, COUNTERS, {})
+    profile = profiled(same, probe_result(PROBED[:1]))
+    assert profile.step_time is None
+    assert [warning.partition(": ")[0] for warning in profile.warnings] == [
+        "no step-time model of the probe",
+        "no step-time model of the load",
+    ]
+    assert "hardly varied (4 to 4)" in profile.warnings[1]
+
+
+def test_steps_of_several_engines_are_not_taken_for_those_of_one():
+    load = varied_load()
+    several = LoadRun(load.records, load.duration_s, 0.1, COUNTERS, {ENGINES: [(0.0, 2.0)]})
+    profile = profiled(several, probe_result(PROBED))
+    assert profile.step_time is None
+    assert "several engines" in profile.warnings[0]
+
+
+def test_ceilings_and_weights_divide_the_step(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"w" * 1_000_000)
+    profile = profiled(varied_load(), model=str(tmp_path), ceilings=CEILINGS)
+    assert profile.ceilings == CEILINGS
+    assert profile.step_time.weight_read_s == pytest.approx(1e-4)
+    assert Profile.model_validate_json(profile.model_dump_json()) == profile
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """`kvtune profile` on real simulated servers."""
 
 import json
+import urllib.request
 
 import pytest
 from typer.testing import CliRunner
@@ -9,6 +10,7 @@ from kvtune.autotune.cli.app import app
 from kvtune.engines.base import ServerSpec
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.errors import BadInput, EngineError
+from kvtune.profilers.scrape import parse_metrics
 from kvtune.types import FailureClass
 
 
@@ -84,7 +86,7 @@ def test_a_profile_needs_a_server_and_a_server_of_its_own_a_load(profile):
 
 
 def test_a_server_that_crashes_is_told_by_its_crash(profile):
-    crash = "--simulate-crash-after-requests 6"
+    crash = "--simulate-crash-after-requests 6 --simulate-time-scale 0.05"
     with pytest.raises(EngineError, match="simulated crash after 6 requests") as caught:
         profile("--model", "org/name", "--engine", "simulated", "--engine-args", crash)
     assert caught.value.failure is FailureClass.CRASH_UNDER_LOAD
@@ -95,8 +97,48 @@ def test_arguments_are_checked_before_a_server_is_started(profile):
         profile("--model", "org/n", "--engine", "simulated", "--engine-args", "--blok-size 32")
 
 
-def test_a_server_is_started_profiled_and_stopped(profile):
-    found = profile("--model", "org/name", "--engine", "simulated")
+FAST = ("--engine-args", "--simulate-time-scale 0.02 --kv-cache-memory-bytes 512M")
+
+
+def test_a_server_is_started_profiled_probed_and_stopped(profile):
+    found = profile("--model", "org/name", "--engine", "simulated", *FAST, "--probe-time", "4s")
     assert found["model"] == "org/name"
     assert found["metrics"]["failed_requests"] == [0.0]
     assert any("vocabulary is not known" in warning for warning in found["warnings"])
+    assert found["step_time"]["source"] == "probe"
+    assert found["step_time"]["fixed_s"]["estimate"] > 0
+    assert found["counters"]["vllm:generation_tokens_total"] == 80, "of the load alone"
+    assert found["ceilings"] is None, "those of this machine say nothing of a simulated one"
+
+
+def test_a_probe_can_be_left_out(profile):
+    found = profile("--model", "org/name", "--engine", "simulated", *FAST, "--no-probe")
+    assert found["step_time"] is None
+
+
+def test_the_cost_of_a_probe_is_said_before_it(serve, kvtune):
+    words = ("profile", "--url", serve(), "--duration", "500ms", "--probe-time", "1.5s")
+    asked = kvtune(*words, "--probe")
+    assert "probing decode steps: at most 1.5 s" in " ".join(asked.err.split())
+    assert "age out of the prefix cache" in " ".join(asked.out.split())
+
+
+def test_an_attached_server_is_not_probed_unasked(serve, kvtune):
+    url = serve()
+    kvtune("profile", "--url", url, "--duration", "500ms")
+    page = urllib.request.urlopen(f"{url}/metrics").read().decode()
+    assert "vllm:prompt_tokens_total" in page
+    assert parse_metrics(page).counters["vllm:prompt_tokens_total"] == 0
+
+
+def test_what_a_probe_cannot_do_is_said(serve, kvtune):
+    words = ("--duration", "500ms", "--probe", "--probe-time", "2s")
+    said = kvtune("profile", "--url", serve(max_num_seqs=1), *words)
+    assert "probing" not in said.err
+    assert "batches cannot vary" in " ".join(said.out.split())
+
+
+@pytest.mark.parametrize("probe_time", ["5", "fast"])
+def test_the_time_of_a_probe_has_a_unit(kvtune, probe_time):
+    words = ("profile", "--url", "http://localhost:1", "--probe-time", probe_time)
+    assert "is not a time" in kvtune(*words, code=2).err
