@@ -76,6 +76,7 @@ class Signs:
     arithmetic: Sign
     weight_reads: Sign
     kv_reads: Sign
+    slow_arithmetic: Sign
     weight_traffic: Sign
     fit_error: Sign
     misfit: Sign

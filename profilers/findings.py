@@ -125,11 +125,17 @@ def overhead(sure: Confidence, why: str) -> Finding:
     )
 
 
-def fixed_price(why: str) -> Finding:
-    """Weights or overhead: only a ceiling tells."""
+def fixed_price(why: str, *, may_be_compute: bool = False) -> Finding:
+    """Weights or overhead, or prefill on a device slow at arithmetic: only ceilings tell."""
+    said = (
+        f"Steps hardly read KV ({why}), but whether they read weights, compute prompts or are "
+        "overhead cannot be told. A smaller KV to read will not help."
+        if may_be_compute
+        else f"Steps pay a fixed price ({why}), but whether it reads weights or is overhead cannot "
+        "be told. Either way KV levers will not help, and more requests a step will."
+    )
     return abstain(
-        f"Steps pay a fixed price ({why}), but whether it reads weights or is overhead cannot be "
-        "told. Either way KV levers will not help, and more requests a step will.",
+        said,
         f"To tell them apart, {MEASURE_CEILINGS}; then profile again.",
         f"device_ceilings: {MEASURE_CEILINGS}",
     )

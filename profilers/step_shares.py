@@ -11,11 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvtune.profilers.window import Window
+from kvtune.profilers.window import RIDGE_LEAST_TOKENS, Window
 from kvtune.types import Bottleneck
 
 MISFIT_MOST_RATIO = 1.5
 """A model that predicts half as much again as a mean step took was fitted to other steps."""
+
+RIDGE_MOST_EFFECT_SHARE = 0.1
+"""Where an unknown ridge moves more than a tenth of the time, shares would be a guess."""
 
 PEAK_MOST_SHARE = 1.2
 """More than a peak is no measurement: the peak was taken at a bad moment or the data sat in a CPU
@@ -58,15 +61,27 @@ class FittedStep:
         return self.per_sequence + self.prefill
 
 
-def step_model(window: Window) -> StepModel | None:
-    """How a mean step divides between prefill arithmetic, weight reads and KV reads."""
+def step_model(window: Window, ridge_tokens: float | None = None) -> StepModel | None:
+    """How a mean step divides between prefill arithmetic, weight reads and KV reads.
+
+    At the window's ridge, or at another one.
+    """
     prefill_tokens, kv_bytes = window.prefill_tokens_per_step, window.kv_bytes_per_step
     if prefill_tokens is None or kv_bytes is None or not window.weight_bytes:
         return None
-    arithmetic = prefill_tokens / window.ridge_tokens
+    arithmetic = prefill_tokens / (ridge_tokens or window.ridge_tokens)
     kv_reads = kv_bytes / window.weight_bytes
     total = arithmetic + 1 + kv_reads
     return StepModel(arithmetic / total, 1 / total, kv_reads / total)
+
+
+def slow_arithmetic_share(window: Window) -> float | None:
+    """The share of prefill arithmetic on a slow device; `None` where this one's speed is known.
+
+    Devices differ twentyfold in how much arithmetic they do while they read a byte.
+    """
+    slow = step_model(window, RIDGE_LEAST_TOKENS)
+    return None if slow is None or window.measured_ridge_tokens is not None else slow.arithmetic
 
 
 def predicted_ratio(window: Window) -> float | None:
@@ -132,8 +147,8 @@ def shares_of(window: Window) -> dict[Bottleneck, float]:
 
     By the step-time model where there is one. Else by what an ideal device would need, as shares of
     what the steps took where the device's ceilings are known (a lower bound of each), or of each
-    other where they are not. What cannot be told apart, such as weight reads and overhead without
-    ceilings, is left out.
+    other where they are not and prompts take little of it. What cannot be told apart, such as
+    weight reads and overhead without ceilings, is left out.
     """
     fitted = fitted_step(window)
     if fitted is None:
@@ -162,7 +177,10 @@ def _ideal_shares(window: Window) -> dict[Bottleneck, float]:
     if ideal is None:
         return {}
     weights = weight_traffic_share(window)
-    if weights is None or window.peak_flops_per_s is None:
+    if weights is None or window.measured_ridge_tokens is None:
+        slow = slow_arithmetic_share(window)
+        if slow is not None and slow - ideal.arithmetic > RIDGE_MOST_EFFECT_SHARE:
+            return {}
         return {
             Bottleneck.KV_BANDWIDTH: ideal.kv_reads,
             Bottleneck.COMPUTE: ideal.arithmetic,

@@ -9,6 +9,7 @@ from kvtune.profilers.step_shares import (
     FittedStep,
     fitted_step,
     predicted_ratio,
+    slow_arithmetic_share,
     step_model,
     weight_traffic_share,
 )
@@ -71,6 +72,14 @@ def _modelled_signs(window: Window) -> dict[str, Sign]:
             "weight_reads", weight_reads, "reading the weights takes most of a step"
         ),
         "kv_reads": _modelled("kv_reads", kv_reads, "reading KV takes most of a step"),
+        "slow_arithmetic": make_sign(
+            "modelled_arithmetic_share_if_slow",
+            slow_arithmetic_share(window),
+            STEP_LEAST_SHARE,
+            "model of a step, the lowest flop/byte known",
+            "on a device that is slow at arithmetic, computing prompts takes most of a step",
+            "",
+        ),
         "weight_traffic": make_sign(
             "weight_reads_of_ceiling",
             weight_traffic_share(window),

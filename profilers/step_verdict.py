@@ -84,7 +84,7 @@ def _weights_or_overhead(signs: Signs, why: str) -> Finding:
     """Which of the two, where most of what is read are weights."""
     weights = signs.weight_traffic.value
     if weights is None:
-        return fixed_price(why)
+        return fixed_price(why, may_be_compute=signs.slow_arithmetic.holds)
     why = f"weights alone take {weights:.0%} of the memory's speed; {why}"
     if signs.weight_traffic.holds:
         return weight_bandwidth("high" if weights >= STEP_LEAST_SHARE else "medium", why)

@@ -64,11 +64,15 @@ def _shares(window: Window, finding: Finding) -> dict[Bottleneck, float]:
     """Those of a mean step; of its arithmetic, what a larger prefix cache would spare is named."""
     shares = shares_of(window)
     avoidable = prefix_use(window).avoidable
-    if finding.bottleneck is not Bottleneck.PREFIX_THRASH or not avoidable:
+    if finding.bottleneck is not Bottleneck.PREFIX_THRASH or not avoidable or not shares:
         return shares
     computed = shares.pop(Bottleneck.COMPUTE, 0.0)
     spared = round(computed * avoidable, 3)
-    return {**shares, Bottleneck.PREFIX_THRASH: spared, Bottleneck.COMPUTE: computed - spared}
+    shares |= {
+        Bottleneck.PREFIX_THRASH: spared,
+        Bottleneck.COMPUTE: round(computed - spared, 3),
+    }
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def _amounts(window: Window) -> tuple[Evidence, ...]:

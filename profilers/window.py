@@ -35,6 +35,9 @@ RIDGE_DEFAULT_TOKENS = 300.0
 """Ridge point of an H100 at bf16 in flop/byte, the highest in common use: A100 has 156, H200 206,
 an AMX server about 200. A high ridge calls less work compute-bound."""
 
+RIDGE_LEAST_TOKENS = 15.0
+"""Two cores of a server without AMX reached 17 flop/byte (1.0 Tflop/s, 58 GB/s)."""
+
 
 class Moment(NamedTuple):
     """One scrape while requests waited: how many ran, and which share of the KV blocks was held."""
@@ -209,8 +212,13 @@ class Window:
 
         One multiply-add per 2-byte weight and token: the device's flop/byte at its ridge.
         """
+        return self.measured_ridge_tokens or RIDGE_DEFAULT_TOKENS
+
+    @property
+    def measured_ridge_tokens(self) -> float | None:
+        """The ridge of this device, if its peaks were measured."""
         if self.peak_flops_per_s is None or not self.peak_bytes_per_s:
-            return RIDGE_DEFAULT_TOKENS
+            return None
         return self.peak_flops_per_s / self.peak_bytes_per_s
 
     @property

@@ -209,6 +209,58 @@ def idle(**changed):
     )
 
 
+SLOW_CORES = {"peak_flops_per_s": 1.0e12, "peak_bytes_per_s": 58e9, "max_num_seqs": 16}
+
+
+def prefixes_in_turn(**changed):
+    """2 concurrent, 40 prompts of 8 prefixes in turn, 768 of 896 tokens each; 33 blocks of 128."""
+    return window(
+        **{
+            "window_s": 35.126,
+            "requests": 40,
+            "prompt": 896,
+            "answer": 8,
+            "steps": 180,
+            "step_tokens": 36_160,
+            "samples": [(0, 2, 0.5)] * 30,
+            "prefill_s": 41.6,
+            "decode_s": 28.6,
+            "kv_tokens": 4224,
+            "effective": {"block_size_tokens": 128, "enable_prefix_caching": True},
+            "counters": {
+                "vllm:prompt_tokens_total": 35_840,
+                "vllm:prompt_tokens_cached_total": 0,
+                "vllm:prefix_cache_queries_total": 35_840,
+                "vllm:prefix_cache_hits_total": 0,
+            },
+            "reusable_prefix_share": {128: 32 * 768 / 35_840},
+            **SLOW_CORES,
+            **changed,
+        }
+    )
+
+
+def one_prefix(**changed):
+    """The same server and lengths, all 40 prompts with one prefix."""
+    return prefixes_in_turn(
+        **{
+            "window_s": 8.333,
+            "step_tokens": 5888 + 320,
+            "samples": [(0, 2, 0.3)] * 2 + [(0, 0, 0.0)] + [(0, 2, 0.3)] * 2 + [(0, 0, 0.0)],
+            "prefill_s": 6.9,
+            "decode_s": 9.8,
+            "counters": {
+                "vllm:prompt_tokens_total": 35_840,
+                "vllm:prompt_tokens_cached_total": 29_952,
+                "vllm:prefix_cache_queries_total": 35_840,
+                "vllm:prefix_cache_hits_total": 29_952,
+            },
+            "reusable_prefix_share": {128: 39 * 768 / 35_840},
+            **changed,
+        }
+    )
+
+
 def revisited_prefixes(**changed):
     """48 prompts of 8 prefixes in turn, 896 of 1,024 tokens each; the pool holds four prompts.
 
@@ -227,7 +279,7 @@ def revisited_prefixes(**changed):
             "prefill_s": 22.0,
             "decode_s": 14.0,
             "kv_tokens": 4096,
-            "max_num_seqs": 8,
+            **SLOW_CORES,
             "effective": {"block_size_tokens": 128, "enable_prefix_caching": True},
             "counters": {
                 "vllm:prompt_tokens_total": 48 * 1024,
