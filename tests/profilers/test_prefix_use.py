@@ -60,6 +60,13 @@ def test_avoidable_is_a_share_of_what_was_computed():
     assert use.avoidable == pytest.approx(0.35 / 0.75)
 
 
+def test_engines_hold_blocks_of_their_own():
+    one = revisited_prefixes()
+    two = replace(one, gauges={**one.gauges, "kvtune:engines": [(0.0, 2.0)]})
+    assert prefix_use(one).turnover == pytest.approx(48 * 1040 / 4096)
+    assert prefix_use(two).turnover == pytest.approx(48 * 1040 / 8192)
+
+
 def sampled(queries, hits):
     seen = revisited_prefixes()
     series = {QUERIES: queries, HITS: hits}

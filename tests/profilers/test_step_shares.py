@@ -90,6 +90,13 @@ def test_ideal_shares_with_ceilings_are_shares_of_what_steps_took():
     )
 
 
+def test_ideal_shares_of_steps_faster_than_the_ceilings_are_still_a_division():
+    # Of 110 ms, weights would take 82%, KV 31% and arithmetic 4%.
+    seen = stepping(peak_bytes_per_s=3.0e9, peak_flops_per_s=1.32e12, window_s=11.0)
+    assert weight_traffic_share(seen) == pytest.approx(0.8152, abs=1e-4)
+    assert sum(shares_of(seen).values()) == pytest.approx(1.0, abs=0.004)
+
+
 def test_a_peak_that_traffic_exceeds_divides_nothing():
     seen = stepping(peak_bytes_per_s=1e9, peak_flops_per_s=1.32e12)
     assert weight_traffic_share(seen) is None

@@ -359,12 +359,45 @@ def test_thrash_is_named_with_what_a_larger_cache_would_spare():
     [
         {"kv_tokens": 182 * 1024},  # everything stored in the window still fits
         {"reusable_prefix_share": dict.fromkeys((16, 128), 0.0)},  # unique prompts
-        {"prefill_s": 1.0, "weight_bytes": None, "decode_s": 39.0},  # hardly any prefill to spare
+        # 60% of the prefill could be spared, and it is 14% of the time.
+        {"prefill_s": 5.0, "weight_bytes": None, "decode_s": 31.0},
         {"effective": {"block_size_tokens": 128, "enable_prefix_caching": False}},
     ],
 )
 def test_few_hits_alone_are_no_thrash(changed):
     assert judge(revisited_prefixes(**changed)).bottleneck is not Bottleneck.PREFIX_THRASH
+
+
+def counting_evictions(seen, blocks):
+    key = "vllm:kv_block_idle_before_evict_seconds_count"
+    return replace(seen, counters={**seen.counters, key: blocks})
+
+
+@pytest.mark.parametrize(
+    ("seen", "confidence"),
+    [
+        # Some blocks were evicted, but those may be of an earlier load.
+        (counting_evictions(revisited_prefixes(kv_tokens=182 * 1024), 67), "medium"),
+        (counting_evictions(revisited_prefixes(kv_tokens=None), 67), "medium"),
+        # Neither the size of the cache nor its evictions are known.
+        (revisited_prefixes(kv_tokens=None), "low"),
+    ],
+)
+def test_thrash_is_less_sure_where_nothing_shows_that_this_load_was_evicted(seen, confidence):
+    verdict = judge(seen)
+    assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.PREFIX_THRASH, confidence)
+
+
+def test_misses_with_no_evictions_are_no_thrash():
+    seen = counting_evictions(revisited_prefixes(kv_tokens=None), 0)
+    assert judge(seen).bottleneck is not Bottleneck.PREFIX_THRASH
+
+
+def test_falling_hits_of_decoding_that_hardly_prefills_are_no_thrash():
+    changed = {"prefill_s": 3.0, "decode_s": 33.0, "weight_bytes": None}
+    verdict = judge(unknown_reuse(*[0.7] * 6 + [0.2] * 6, **changed))
+    assert row(verdict, "prefix_hit_fall").holds is True
+    assert verdict.bottleneck is not Bottleneck.PREFIX_THRASH
 
 
 def test_blocks_larger_than_the_shared_prefix_are_no_thrash():
