@@ -293,6 +293,10 @@ def revisited_prefixes(**changed):
     )
 
 
+def row(verdict, metric):
+    return next(item for item in verdict.evidence if item.metric == metric)
+
+
 def exactly(estimate, spread=0.0):
     """An interval of `spread` to each side, as a share of the estimate."""
     low, high = estimate * (1 - spread), estimate * (1 + spread)
