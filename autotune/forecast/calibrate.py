@@ -1,0 +1,224 @@
+"""Fit the simulation to what was measured on the baseline, and say by how much it misses.
+
+What a decode step costs comes from the step-time model, scaled so that the median gap between
+tokens is the one of the load: a machine is not equally fast all the time. What a prompt token costs
+is what gives the measured time of a prefill. Whatever else was measured is then a check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvtune.autotune.forecast.replay import SimulatedRun, System, simulate
+from kvtune.autotune.forecast.requests import SimulatedRequest
+from kvtune.autotune.forecast.step_cost import StepCost
+from kvtune.errors import BadInput
+from kvtune.profilers.load.arrivals import ClosedLoop, OpenLoop
+from kvtune.profilers.metrics.base import measure
+from kvtune.profilers.window import PREFILL_S
+from kvtune.types import Goal, Interval, LoadRun, StepTimeModel
+
+THROUGHPUT, STEP, FIRST_TOKEN, GOODPUT = (
+    "output_tokens_per_s",
+    "itl_p50_s",
+    "ttft_p50_s",
+    "goodput_requests_per_s",
+)
+TOLERATED: Mapping[str, float] = {THROUGHPUT: 0.15, STEP: 0.15, FIRST_TOKEN: 0.3, GOODPUT: 0.15}
+"""How far the simulated baseline may be from the measured one, as a share of it. Above it nothing
+is forecast for the metric, and for throughput nothing at all. A median wait of a queue that comes
+and goes is the least steady of these."""
+
+DRIFT = 1.5
+"""How many times slower, or faster, steps under load may be than the model says."""
+
+CLOSE = 0.01
+"""How near to the measured time of a prefill the fitted one is, as a share of it."""
+
+_ROUNDS = 3
+_SEARCHES = 8
+_PREFILL_COUNT = PREFILL_S.removesuffix("_sum") + "_count"
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What was measured, on which engine, and how the requests were sent.
+
+    `requests` are those that `run` completed. The first `until_ended` of them to end are looked at.
+    """
+
+    requests: Sequence[SimulatedRequest]
+    arrivals: OpenLoop | ClosedLoop
+    system: System
+    run: LoadRun
+    goal: Goal
+    until_ended: int
+
+    def replay(self, cost: StepCost) -> SimulatedRun:
+        """Simulate the baseline."""
+        return simulate(
+            self.requests, self.arrivals, self.system, cost, until_ended=self.until_ended
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Costs that reproduce the baseline, as far as they do.
+
+    `ends` are other costs that give the same mean decode step: one for each end of the intervals of
+    the model's parts, a cached token's first and then a sequence's. `drift` is by how much steps
+    under load took longer than the model says. `missed` maps a metric to simulated over measured,
+    less 1.
+    """
+
+    cost: StepCost
+    ends: tuple[StepCost, ...]
+    drift: float
+    simulated: SimulatedRun
+    measured: Mapping[str, float]
+    missed: Mapping[str, float]
+
+    def problem(self, metric: str) -> str:
+        """Why `metric` cannot be forecast; empty when it can."""
+        if not 1 / DRIFT <= self.drift <= DRIFT:
+            return f"steps under load take {self.drift:.2g} times what the step-time model says"
+        for name in (THROUGHPUT, metric):
+            if name not in self.missed:
+                return f"{name} was not measured"
+            if abs(self.missed[name]) > TOLERATED[name]:
+                return f"the model misses the baseline's {name} by {self.missed[name]:+.0%}"
+        return ""
+
+
+def calibrate(baseline: Baseline, model: StepTimeModel | None) -> Calibration:
+    """Fit the costs; without a model a decode step costs the same whatever is in it.
+
+    Raises:
+        BadInput: nothing was measured that costs could be fitted to.
+    """
+    run = _first_ended(baseline.run, baseline.until_ended)
+    measured = measure(run, baseline.goal)
+    if FIRST_TOKEN not in measured:
+        raise BadInput(
+            "no request of the baseline completed", fix="send a load that the server can carry"
+        )
+    step_s = measured.get(STEP)
+    parts = _parts(model, step_s or 0.0)
+    cost = StepCost(parts[0].estimate, parts[1].estimate, parts[2].estimate)
+    drift = 1.0
+    for _ in range(_ROUNDS):
+        cost = _with_prefill(baseline, cost, measured[FIRST_TOKEN])
+        found_s = measure(baseline.replay(cost).run, baseline.goal).get(STEP)
+        if not step_s or not found_s:
+            break
+        cost, drift = cost.slower(step_s / found_s), drift * step_s / found_s
+    simulated = baseline.replay(cost)
+    figures = measure(simulated.run, baseline.goal)
+    return Calibration(
+        cost=cost,
+        ends=_ends(cost, parts, drift, simulated),
+        drift=1.0 if model is None else drift,
+        simulated=simulated,
+        measured=measured,
+        missed={
+            name: figures[name] / measured[name] - 1
+            for name in TOLERATED
+            if measured.get(name) and name in figures
+        },
+    )
+
+
+def _parts(model: StepTimeModel | None, step_s: float) -> tuple[Interval, Interval, Interval]:
+    """The fixed part, a sequence's and a cached token's. `high` of None is not known."""
+    if model is not None:
+        return model.fixed_s, model.per_sequence_s, model.per_kv_token_s
+    unknown = Interval(estimate=0.0, low=0.0, high=None, unit="s")
+    return Interval(estimate=step_s, low=0.0, high=step_s, unit="s"), unknown, unknown
+
+
+def _ends(
+    cost: StepCost, parts: Sequence[Interval], drift: float, simulated: SimulatedRun
+) -> tuple[StepCost, ...]:
+    """Costs at the ends of the parts' intervals; the fixed part makes up for the difference."""
+    found = []
+    for name, part, amount in (
+        ("per_kv_token_s", parts[2], simulated.mean_resident_tokens),
+        ("per_sequence_s", parts[1], simulated.mean_sequences),
+    ):
+        now: float = getattr(cost, name)
+        most = now + cost.fixed_s / amount if amount else now
+        low = 0.0 if part.low is None else part.low * drift
+        high = most if part.high is None else part.high * drift
+        found += [_moved(cost, name, min(bound, most), amount) for bound in (low, high)]
+    return tuple(found)
+
+
+def _moved(cost: StepCost, name: str, value: float, amount: float) -> StepCost:
+    more_s = (value - getattr(cost, name)) * amount
+    return replace(cost, **{name: value, "fixed_s": max(cost.fixed_s - more_s, 0.0)})
+
+
+def _with_prefill(baseline: Baseline, cost: StepCost, first_token_s: float) -> StepCost:
+    """The cost of a prompt token that gives the measured mean time of a prefill.
+
+    The engine's own count of that is used where there is one, else the median time to the first
+    token, which holds the wait before it too.
+    """
+    counters = baseline.run.counters
+    prefills = counters.get(_PREFILL_COUNT)
+    target_s = first_token_s
+    seen: Callable[[SimulatedRun], float] = _first_token_p50
+    if prefills and PREFILL_S in counters:
+        target_s = counters[PREFILL_S] / prefills
+        seen = _prefill_mean
+
+    def missing_s(per_token_s: float) -> float:
+        return seen(baseline.replay(replace(cost, per_prefill_token_s=per_token_s))) - target_s
+
+    prompt_tokens = sum(request.prompt_tokens for request in baseline.requests)
+    high = 2 * target_s * len(baseline.requests) / prompt_tokens
+    return replace(cost, per_prefill_token_s=_root(missing_s, high, CLOSE * target_s))
+
+
+def _root(rising: Callable[[float], float], high: float, close: float) -> float:
+    """Where a rising function is within `close` of 0, from 0 on (Illinois method).
+
+    0 if it is above 0 there already.
+    """
+    low, at_low = 0.0, rising(0.0)
+    if at_low >= 0:
+        return 0.0
+    at_high = rising(high)
+    while at_high < 0:
+        low, at_low, high = high, at_high, high * 4
+        at_high = rising(high)
+    middle, side = high, 0
+    for _ in range(_SEARCHES):
+        middle = high - at_high * (high - low) / (at_high - at_low)
+        at_middle = rising(middle)
+        if abs(at_middle) <= close:
+            break
+        if at_middle > 0:
+            high, at_high = middle, at_middle
+            at_low, side = at_low / 2 if side > 0 else at_low, 1
+        else:
+            low, at_low = middle, at_middle
+            at_high, side = at_high / 2 if side < 0 else at_high, -1
+    return middle
+
+
+def _first_token_p50(done: SimulatedRun) -> float:
+    return measure(done.run, Goal())[FIRST_TOKEN]
+
+
+def _prefill_mean(done: SimulatedRun) -> float:
+    return done.prefill_s
+
+
+def _first_ended(run: LoadRun, count: int) -> LoadRun:
+    """The part of a run until so many requests had completed."""
+    ended = sorted((record for record in run.records if record.ok), key=lambda one: one.end_s)
+    if len(ended) <= count:
+        return run
+    return replace(run, records=tuple(ended[:count]), duration_s=ended[count - 1].end_s)

@@ -1,0 +1,127 @@
+"""Costs are found again from what a run with known costs recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvtune.autotune.forecast.calibrate import Baseline, calibrate
+from kvtune.autotune.forecast.replay import System, simulate
+from kvtune.autotune.forecast.step_cost import StepCost
+from kvtune.engines.simulated.scheduler import Limits
+from kvtune.errors import BadInput
+from kvtune.profilers.load.arrivals import ClosedLoop
+from kvtune.profilers.window import PREFILL_S
+from kvtune.types import Goal, LoadRun, Slo
+
+TRUE = StepCost(0.02, per_sequence_s=2e-4, per_kv_token_s=4e-6, per_prefill_token_s=3e-4)
+SYSTEM = System(200, 16, Limits(256, 16))
+LOOP = ClosedLoop(8)
+ANY = Goal()
+
+
+@pytest.fixture
+def baseline_of(some_requests):
+    def make(cost=TRUE, system=SYSTEM, until=48, goal=ANY, **changes):
+        requests = some_requests()
+        run = replace(simulate(requests, LOOP, system, cost).run, **changes)
+        return Baseline(requests, LOOP, system, run, goal, until)
+
+    return make
+
+
+def test_cost_of_a_prompt_token_is_found_and_the_baseline_reproduced(baseline_of, model_of):
+    found = calibrate(baseline_of(), model_of(TRUE))
+    assert found.cost.per_prefill_token_s == pytest.approx(TRUE.per_prefill_token_s, rel=0.1)
+    assert found.drift == pytest.approx(1.0, abs=0.02)
+    assert set(found.missed) == {
+        "output_tokens_per_s",
+        "itl_p50_s",
+        "ttft_p50_s",
+        "goodput_requests_per_s",
+    }
+    assert all(abs(miss) < 0.03 for miss in found.missed.values())
+    assert found.problem("ttft_p50_s") == ""
+
+
+def test_prefill_time_that_the_engine_counted_goes_before_the_time_to_first_token(
+    baseline_of, model_of
+):
+    requests_run = baseline_of()
+    prefill_s = simulate(requests_run.requests, LOOP, SYSTEM, TRUE).prefill_s
+    name = PREFILL_S.removesuffix("_sum")
+    # A client that is far away: its times are of no use.
+    records = tuple(
+        replace(record, sent_s=record.sent_s - 9.0) for record in requests_run.run.records
+    )
+    counters = {f"{name}_sum": prefill_s * 48, f"{name}_count": 48.0}
+    found = calibrate(baseline_of(records=records, counters=counters), model_of(TRUE))
+    assert found.cost.per_prefill_token_s == pytest.approx(TRUE.per_prefill_token_s, rel=0.1)
+    assert "misses the baseline's ttft_p50_s" in found.problem("ttft_p50_s")
+    assert found.problem("itl_p50_s") == ""
+
+
+def test_steps_that_were_slower_under_load_scale_the_model(baseline_of, model_of):
+    found = calibrate(baseline_of(TRUE.slower(1.25)), model_of(TRUE))
+    assert found.drift == pytest.approx(1.25, rel=0.03)
+    assert found.cost.per_kv_token_s == pytest.approx(1.25 * TRUE.per_kv_token_s, rel=0.03)
+    assert found.problem("itl_p50_s") == ""
+    far = calibrate(baseline_of(TRUE.slower(2.0)), model_of(TRUE))
+    assert "steps under load take 2" in far.problem("itl_p50_s")
+
+
+def test_ends_of_the_intervals_give_the_same_mean_step(baseline_of, model_of):
+    found = calibrate(baseline_of(), model_of(TRUE, spread=0.3))
+    sequences, tokens = found.simulated.mean_sequences, found.simulated.mean_resident_tokens
+
+    def step_s(cost):
+        return cost.fixed_s + sequences * cost.per_sequence_s + tokens * cost.per_kv_token_s
+
+    assert [step_s(end) for end in found.ends] == pytest.approx([step_s(found.cost)] * 4)
+    assert [end.per_kv_token_s / found.cost.per_kv_token_s for end in found.ends[:2]] == (
+        pytest.approx([0.7, 1.3])
+    )
+    assert [end.per_sequence_s / found.cost.per_sequence_s for end in found.ends[2:]] == (
+        pytest.approx([0.7, 1.3])
+    )
+
+
+def test_without_a_model_a_step_may_be_all_overhead_or_all_reading(baseline_of):
+    found = calibrate(baseline_of(), None)
+    assert found.drift == 1.0
+    assert (found.cost.per_kv_token_s, found.cost.per_sequence_s) == (0.0, 0.0)
+    assert abs(found.missed["itl_p50_s"]) < 0.03
+    least, most = found.ends[:2]
+    assert least.fixed_s == found.cost.fixed_s
+    assert most.fixed_s == pytest.approx(0.0, abs=1e-9)
+    assert most.per_kv_token_s * found.simulated.mean_resident_tokens == pytest.approx(
+        found.cost.fixed_s
+    )
+
+
+def test_baseline_that_is_missed_forecasts_nothing(baseline_of, model_of):
+    # The engine that was measured admits half of what the model of it does.
+    narrow = replace(SYSTEM, limits=Limits(256, 3))
+    baseline = replace(baseline_of(system=narrow), system=SYSTEM)
+    found = calibrate(baseline, model_of(TRUE))
+    assert found.problem("output_tokens_per_s").startswith("the model misses the baseline's")
+
+
+def test_goodput_under_a_limit_is_checked_too(baseline_of, model_of):
+    strict = Goal(slos=(Slo(metric="ttft", statistic="p95", limit_s=0.2),))
+    found = calibrate(baseline_of(goal=strict), model_of(TRUE))
+    assert 0 < found.measured["goodput_requests_per_s"] < found.measured["requests_per_s"]
+    assert "goodput_requests_per_s" in found.missed
+
+
+def test_part_of_a_run_is_compared_with_the_same_part(baseline_of, model_of):
+    found = calibrate(baseline_of(until=24), model_of(TRUE))
+    assert len(found.simulated.run.records) == 24
+    assert abs(found.missed["output_tokens_per_s"]) < 0.03
+
+
+def test_run_in_which_nothing_completed_is_refused(baseline_of):
+    nothing = replace(baseline_of(), run=LoadRun((), 1.0, 0.0, {}, {}))
+    with pytest.raises(BadInput, match="no request of the baseline completed"):
+        calibrate(nothing, None)
