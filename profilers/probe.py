@@ -93,6 +93,9 @@ async def probe(
         speed = await run.pilot(prompts[-1])
         plan = plan_probe(effective, budget_s=budget_s, speed=speed)
         await run.rounds(plan, prompts)
+    except _TimeUp as reason:
+        if run.cells < len(plan.cells):
+            run.notes.append(f"the probe saw {run.cells} of {len(plan.cells)} cells: {reason}")
     except _Over as reason:
         run.notes.append(f"the probe ended after {run.cells} cells: {reason}")
     except asyncio.CancelledError:
@@ -110,6 +113,10 @@ class _Over(Exception):
     """The probe has to end, and why."""
 
 
+class _TimeUp(_Over):
+    """The time of the probe is over, as happens in the middle of a round."""
+
+
 @dataclass(slots=True)
 class _Probe:
     """A probe under way: what it saw and what it cost so far."""
@@ -125,7 +132,10 @@ class _Probe:
     requests: int = 0
     input_tokens: int = 0
     generated_tokens: int = 0
-    start_s: float = field(default_factory=time.perf_counter)
+    start_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start_s = time.perf_counter()
 
     async def pilot(self, prompt: tuple[int, ...]) -> Speed:
         """Find out how fast the server is with one request."""
@@ -190,7 +200,7 @@ class _Probe:
     async def _send(self, prompts: list[tuple[int, ...]], output_tokens: int, salt: str) -> LoadRun:
         """Send prompts at once, to a server that nobody else uses."""
         if self._out_of_time() is not None:
-            raise _Over(f"its {self.budget_s:g} s are over")
+            raise _TimeUp(f"its {self.budget_s:g} s are over")
         if await self._is_idle() is False:
             raise _Over("others use the server, and would be measured and slowed down")
         sent = [self._prepared(prompt, output_tokens, salt) for prompt in prompts]
@@ -224,7 +234,7 @@ class _Probe:
         if self.should_stop is not None and (failure := self.should_stop()) is not None:
             raise _Over(failure.message)
         if self._out_of_time() is not None:
-            raise _Over(f"its {self.budget_s:g} s are over")
+            raise _TimeUp(f"its {self.budget_s:g} s are over")
         if failed := [record.error for record in run.records if record.error is not None]:
             raise _Over(f"{len(failed)} of {len(run.records)} requests failed: {failed[0]}")
 

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from contracts.decoding import Sequence, decode
@@ -196,33 +197,52 @@ def test_a_server_too_small_is_not_sent_anything(serve):
     assert page(server).counters["vllm:prompt_tokens_total"] == 0
 
 
-def test_the_costs_of_an_engine_are_found(monkeypatch):
-    """The server is pretended, so that time is not that of the machine that runs the test."""
-    true = {"fixed_s": 0.05, "per_sequence_s": 0.002, "per_kv_token_s": 4e-6}
+TRUE = {"fixed_s": 0.05, "per_sequence_s": 0.002, "per_kv_token_s": 4e-6}
 
-    async def pretended(endpoint, requests, arrivals, **options):
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """A probe of a pretended engine, in a time of its own: not that of the testing machine."""
+    clock = SimpleNamespace(now_s=0.0, hours_at=None, sent=0)
+
+    async def replay(endpoint, requests, arrivals, **options):
         records = decode(
             [Sequence(0, item.input_tokens, item.output_tokens) for item in requests],
             prefill_s=1e-4,
-            **true,
+            **TRUE,
         )
+        clock.sent += 1
+        clock.now_s += max(record.end_s for record in records)
+        clock.now_s += 3600.0 if clock.sent == clock.hours_at else 0.0
         return LoadRun(tuple(records), 1.0, 0.0, {}, {})
 
-    monkeypatch.setattr(module, "replay", pretended)
+    monkeypatch.setattr(module, "replay", replay)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
     effective = EffectiveConfig(
         max_model_len_tokens=2048, kv_cache_size_tokens=20_000, block_size_tokens=32
     )
-    result = asyncio.run(
-        probe(
-            Endpoint("http://h:1", "m", is_vllm=False),
-            effective,
-            budget_s=60.0,
-            salt=3,
-            vocab_size=30_000,
-            resets_cache=False,
-        )
-    )
-    model = fit_step_time(result.observations, source="probe")
+    endpoint = Endpoint("http://h:1", "m", is_vllm=False)
+
+    def run(budget_s, hours_at=None):
+        clock.hours_at = hours_at
+        options = {"salt": 3, "vocab_size": 30_000, "resets_cache": False}
+        return asyncio.run(probe(endpoint, effective, budget_s=budget_s, **options))
+
+    return run
+
+
+def test_the_costs_of_an_engine_are_found(pretended):
+    model = fit_step_time(pretended(60.0).observations, source="probe")
     assert model.fixed_s.estimate == pytest.approx(0.05, rel=1e-4)
     assert model.per_sequence_s.estimate == pytest.approx(0.002, rel=1e-3)
     assert model.per_kv_token_s.estimate == pytest.approx(4e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("cells", "notes"), [(4, ["the probe saw 4 of 10 cells: its 60 s are over"]), (13, [])]
+)
+def test_time_that_ends_is_said_unless_a_whole_round_was_seen(pretended, cells, notes):
+    """The cell after these takes hours, after two requests of the pilot."""
+    result = pretended(60.0, hours_at=2 + cells + 1)
+    assert result.cells == cells
+    assert [note for note in result.notes if "cells" in note] == notes
