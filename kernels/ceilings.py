@@ -156,7 +156,8 @@ def _measure_cpu(device: Device, threads: int, budget_s: float) -> Ceilings:
         threads=threads,
         method=f"best pass; numpy reads and copies {each_bytes / MIB:.0f} MiB a thread beside "
         f"{cache_bytes / MIB:.0f} MiB of last-level cache; matrix: {CPU_MATRIX_ROWS} rows in "
-        f"{library}; load average before: {busy:.1f}",
+        f"{library}; load average before: {busy:.1f}"
+        f"{', so that all figures may be low' if busy > threads / 2 else ''}",
     )
 
 
