@@ -9,7 +9,7 @@ In each round kvtune and every tool take turns, each with several short runs of 
 counts, since what else runs on the machine only slows them down. On a machine that others use, put
 `nice -n -15` in front, as root (real-time priority stops likwid, whose threads spin). Given is the
 ratio kvtune / tool over the rounds with its 95% interval, and each side's median and best. The
-tools get huge pages, as numpy asks for them itself: without, what is measured is the table of pages.
+tools get huge pages, which numpy asks for itself: without, what is measured is the table of pages.
 """
 
 from __future__ import annotations
