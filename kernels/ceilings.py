@@ -2,7 +2,8 @@
 
 Read and copy go over buffers far larger than the last-level cache, on all threads at once, as in
 STREAM (McCalpin, 1995; https://www.cs.virginia.edu/stream/). A roofline (Williams et al., CACM
-52(4), 2009) is drawn with these figures.
+52(4), 2009) is drawn with these figures. On Linux numpy asks for huge pages, so a program whose
+memory has small pages may not come as close to its ceiling.
 
 Nothing heavy is imported until something is measured. The CUDA path was written against torch's
 documentation and is tested on CPU tensors; it has not run on a GPU yet.

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtune.errors import BadInput, KvtuneError, MissingExtra
@@ -66,6 +66,7 @@ def test_jobs_take_turns_of_several_passes():
     assert clock.log == ["a", "a", "b", "b"] * ceilings.ROUNDS
 
 
+@settings(deadline=None)
 @given(
     st.floats(0.01, 4.0),
     st.lists(st.floats(0.01, 0.5), min_size=1, max_size=3),
