@@ -462,6 +462,38 @@ class Profile(Stored):
     step_time: StepTimeModel | None = None
 
 
+class Forecast(Stored):
+    """What a lever is expected to do to one metric, told before it was tried.
+
+    `arguments` are all engine arguments with the lever in it; `stack` names the methods, as `kvtune
+    plan` takes them, where it is one of those. A lever that the engine at hand does not serve is a
+    `reference`: its figures are those of an engine that did. `predicted` is `ratio` times
+    `baseline`; without it `reason` says why there is no forecast. `measured` and
+    `measured_baseline` come from the search that tried the lever later.
+    """
+
+    lever: str
+    stack: str = ""
+    arguments: dict[str, JsonValue]
+    served_by: Literal["engine", "reference"] = "engine"
+    metric: str
+    unit: str
+    baseline: float | None = None
+    predicted: float | None = None
+    ratio: Interval | None = None
+    reason: str
+    study: str | None = None
+    measured: float | None = None
+    measured_baseline: float | None = None
+
+    @property
+    def measured_ratio(self) -> float | None:
+        """How many times the baseline the lever was when it was measured."""
+        if self.measured is None or not self.measured_baseline:
+            return None
+        return self.measured / self.measured_baseline
+
+
 # --- decision and what is handed over ---------------------------------------------------------
 
 

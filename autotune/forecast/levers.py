@@ -1,0 +1,204 @@
+"""The levers on a cache: for each the arguments that pull it, and what it does to bytes and reads.
+
+Bytes of methods are those of `kvtune plan`, for the workload's mean sequence at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from kvtune.autotune.forecast.system import MODELLED, pool_bytes, refusal
+from kvtune.errors import BadInput
+from kvtune.policies.base import Context
+from kvtune.policies.block_size import SIZES
+from kvtune.policies.capacity import DTYPE_BYTES
+from kvtune.policies.compose import publish_of
+from kvtune.policies.kv_dtype import FP8, kv_dtype_support
+from kvtune.policies.method import History
+from kvtune.policies.method_stack import MethodStack, parse_stack
+from kvtune.policies.model_cache import ModelCache
+from kvtune.policies.plan import stack_bytes
+from kvtune.policies.settings import base_settings, settings_of
+
+FORMATS: Mapping[str, str] = {
+    "fp8": "vllm-fp8",
+    "fp8_per_token_head": "vllm-fp8-per-token-head",
+    "int8_per_token_head": "vllm-int8-per-token-head",
+    "int4_per_token_head": "vllm-int4-per-token-head",
+    "turboquant_k8v4": "vllm-turboquant:preset=k8v4",
+    "turboquant_4bit_nc": "vllm-turboquant:preset=4bit_nc",
+    "turboquant_k3v4_nc": "vllm-turboquant:preset=k3v4_nc",
+    "turboquant_3bit_nc": "vllm-turboquant:preset=3bit_nc",
+}
+"""vLLM's number formats and the methods that account for them."""
+
+FP8_ON_CPU = (1.0, 1.2, 1.5)
+"""Time to read a token in 8 bits over that in 16 on a CPU (least, expected, most): the bytes are
+half, and converting them costs more than that saves."""
+
+BUDGET_SHARES = (0.5, 0.25)
+"""Budgets of methods that keep, or read, a part of a sequence, as shares of its tokens."""
+
+QUEST_PAGE_TOKENS = 16
+NOT_SERVED = "no engine at hand serves it"
+OFFLOAD = (
+    "what a second tier would give back depends on its speed and on what comes back, which the "
+    "simulation does not know yet"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """One lever. `arguments` go on top of the baseline's; empty for methods of no engine at hand.
+
+    `resident_ratio` is what a sequence takes over what it took, where the arguments do not say it
+    already, and `read_ratio` the time to read a cached token over what it was: least, expected and
+    most. `problem` says why nothing can be forecast.
+    """
+
+    name: str
+    says: str
+    arguments: Mapping[str, JsonValue] = field(default_factory=dict)
+    stack: str = ""
+    not_served: str = ""
+    resident_ratio: float = 1.0
+    read_ratio: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    reuses_prefixes: bool = True
+    problem: str = ""
+
+
+def lever_of(arguments: Mapping[str, JsonValue], ctx: Context, *, name: str, says: str) -> Lever:
+    """The lever that engine arguments pull on top of the baseline's."""
+    unknown = sorted(set(arguments) - MODELLED)
+    problem = f"{', '.join(unknown)} is not part of the simulation" if unknown else ""
+    problem = problem or refusal({**ctx.base_arguments, **arguments}, ctx)
+    return Lever(name, says, arguments, read_ratio=_read_ratio(arguments, ctx), problem=problem)
+
+
+def levers(ctx: Context, cache: ModelCache | None, mean: History) -> list[Lever]:
+    """Every lever for a baseline; those of methods need to know the model's `cache`.
+
+    `mean` is the workload's mean sequence at its end: prompt and generated tokens.
+    """
+    found = [*_memory(ctx), *_engine(ctx)]
+    offload = Lever("kv offload", "keeps blocks on a second tier", problem=OFFLOAD)
+    if base_settings(ctx).kv_cache_dtype in FP8:
+        # Formulas of methods start from full precision.
+        return [*found, _engine_format("auto", ctx), offload]
+    for dtype, stack in FORMATS.items():
+        not_served = _refusal_of(dtype, ctx)
+        if not not_served:
+            found.append(_engine_format(dtype, ctx))
+        elif cache is not None:
+            found.append(_method(stack, cache, mean, dtype, not_served))
+    if cache is not None:
+        found += [_method(stack, cache, mean, stack, NOT_SERVED) for stack in _methods(mean.tokens)]
+    return [*found, offload]
+
+
+def _memory(ctx: Context) -> list[Lever]:
+    found = []
+    for factor, text in ((2.0, "doubles"), (0.5, "halves")):
+        memory = pool_bytes(ctx)
+        arguments: dict[str, JsonValue] = {}
+        if memory is not None:
+            arguments = {"kv-cache-memory-bytes": int(memory * factor)}
+        elif ctx.baseline is not None and ctx.baseline.num_gpu_blocks is not None:
+            arguments = {"num-gpu-blocks-override": int(ctx.baseline.num_gpu_blocks * factor)}
+        else:
+            continue
+        found.append(
+            lever_of(arguments, ctx, name=f"kv memory x{factor:g}", says=f"{text} the memory")
+        )
+    return found
+
+
+def _engine(ctx: Context) -> list[Lever]:
+    now = base_settings(ctx)
+    flipped = "off" if now.prefix_caching else "on"
+    wanted: list[tuple[str, str, JsonValue]] = [
+        (f"prefix caching {flipped}", "enable-prefix-caching", not now.prefix_caching)
+    ]
+    wanted += [
+        (f"blocks of {size}", "block-size", size)
+        for size in SIZES[ctx.platform]
+        if size != now.block_tokens
+    ]
+    for argument, value in (
+        ("max-num-seqs", now.max_num_seqs),
+        ("max-num-batched-tokens", now.max_num_batched_tokens),
+    ):
+        for changed in (value * 2, max(value // 2, 1)):
+            wanted.append((f"{argument} {changed}", argument, changed))
+    return [
+        lever_of({argument: value}, ctx, name=name, says=f"sets {argument} to {_text(value)}")
+        for name, argument, value in wanted
+    ]
+
+
+def _engine_format(dtype: str, ctx: Context) -> Lever:
+    return lever_of(
+        {"kv-cache-dtype": dtype}, ctx, name=dtype, says=f"holds keys and values in {dtype}"
+    )
+
+
+def _method(text: str, cache: ModelCache, mean: History, name: str, not_served: str) -> Lever:
+    """A method that no engine at hand serves, as if one did."""
+    stack = parse_stack(text)
+    try:
+        full, taken = stack_bytes(cache, MethodStack(), mean), stack_bytes(cache, stack, mean)
+    except BadInput as error:
+        return Lever(name, "", stack=text, not_served=not_served, problem=error.message)
+    resident = taken.resident_bytes / full.resident_bytes
+    read = taken.read_bytes_per_step / full.read_bytes_per_step
+    return Lever(
+        name,
+        says=f"holds {resident:.0%} and reads {read:.0%} of the bytes",
+        stack=text,
+        not_served=not_served,
+        resident_ratio=resident,
+        read_ratio=_by_bytes(read),
+        reuses_prefixes=publish_of(stack) != "never",
+    )
+
+
+def _methods(tokens: int) -> list[str]:
+    found = ["turboquant"]
+    for share in BUDGET_SHARES:
+        budget = max(int(tokens * share), 2 * QUEST_PAGE_TOKENS)
+        pages = budget // QUEST_PAGE_TOKENS
+        found += [
+            f"snapkv:budget_tokens={budget}",
+            f"streaming-llm:window_tokens={budget}",
+            f"quest:budget_tokens={pages * QUEST_PAGE_TOKENS}",
+        ]
+    return found
+
+
+def _read_ratio(arguments: Mapping[str, JsonValue], ctx: Context) -> tuple[float, float, float]:
+    before = settings_of(ctx.base_arguments, ctx).kv_cache_dtype
+    after = settings_of({**ctx.base_arguments, **arguments}, ctx).kv_cache_dtype
+    if (before in FP8) == (after in FP8):
+        return 1.0, 1.0, 1.0
+    full = before if after in FP8 else after
+    own = DTYPE_BYTES.get(full, ctx.model.dtype_bytes if ctx.model else 2)
+    low, expected, high = FP8_ON_CPU if ctx.platform == "cpu" else _by_bytes(1 / own)
+    return (low, expected, high) if after in FP8 else (1 / high, 1 / expected, 1 / low)
+
+
+def _by_bytes(ratio: float) -> tuple[float, float, float]:
+    """Time over time where bytes are all that counts; at worst half of the saving is lost."""
+    return min(ratio, (1 + ratio) / 2), ratio, max(ratio, (1 + ratio) / 2)
+
+
+def _refusal_of(dtype: str, ctx: Context) -> str:
+    """Why a format cannot be had here; empty when it can."""
+    support = kv_dtype_support(dtype, ctx.engine, ctx.device, ctx.model, ctx.detail)
+    return support.reason
+
+
+def _text(value: JsonValue) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else f"{value:,}"

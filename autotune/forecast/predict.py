@@ -1,0 +1,241 @@
+"""Forecasts: the ratio of two simulations, with the lever and without, times what was measured.
+
+The ratio is taken for the requests in their own order with the best costs, and again for other
+orders with costs at the ends of their intervals; the lowest and the highest bound it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pydantic import JsonValue
+
+from kvtune.autotune.forecast.calibrate import (
+    FIRST_TOKEN,
+    GOODPUT,
+    STEP,
+    Baseline,
+    Calibration,
+    calibrate,
+)
+from kvtune.autotune.forecast.levers import Lever
+from kvtune.autotune.forecast.reason import reason_of
+from kvtune.autotune.forecast.replay import SimulatedRun, System, simulate
+from kvtune.autotune.forecast.requests import SimulatedRequest, shuffled, simulated_requests
+from kvtune.autotune.forecast.step_cost import StepCost
+from kvtune.autotune.forecast.system import as_reported, system_of
+from kvtune.errors import BadInput
+from kvtune.policies.base import Context
+from kvtune.policies.method import History
+from kvtune.profilers.measure import LoadPlan
+from kvtune.profilers.metrics.base import measure
+from kvtune.profilers.scrape import ENGINES
+from kvtune.types import Forecast, Goal, Interval, LoadRun, Request, StepTimeModel
+
+CAPACITY, SEQUENCES = "capacity_tokens", "sequences"
+SIMULATED: Mapping[str, str] = {STEP: "s", FIRST_TOKEN: "s", GOODPUT: "requests/s"}
+"""The metrics that are simulated, with their units. A decode step is the median gap of tokens."""
+
+CUT_TOKENS = 60_000
+"""Output tokens after which a simulation ends: a fifth of a second."""
+
+Counted = Callable[[System], float]
+
+_READS = (1, 1, 1, 0, 2)
+"""Which of a lever's read ratios (least, expected, most) goes with the best costs and each end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """One order of the requests with one set of costs, and the baseline under both."""
+
+    requests: Sequence[SimulatedRequest]
+    cost: StepCost
+    read: int
+    figures: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Forecaster:
+    """What is known of a baseline, ready to be asked about levers.
+
+    `context` holds what the engine reported among its arguments, `arguments` those that the user
+    named, and `mean` the mean prompt and output of a request.
+    """
+
+    baseline: Baseline
+    calibration: Calibration
+    context: Context
+    arguments: Mapping[str, JsonValue]
+    mean: History
+    _draws: list[_Draw] = field(default_factory=list)
+
+    def forecast(self, lever: Lever) -> tuple[Forecast, ...]:
+        """What the lever would do to each metric: capacity, sequences, step, first token, goodput.
+
+        A metric without a figure says in its reason why.
+        """
+        system = None if lever.problem else self._system(lever)
+        problem = lever.problem or ("" if system else "the size of the pool is not known")
+        if system is None:
+            units = {CAPACITY: "tokens", SEQUENCES: "sequences", **SIMULATED}
+            return tuple(self._blank(lever, metric, units[metric], problem) for metric in units)
+        runs: list[SimulatedRun] = []
+        try:
+            for draw in self._drawn():
+                cost = replace(
+                    draw.cost,
+                    per_kv_token_s=draw.cost.per_kv_token_s * lever.read_ratio[draw.read],
+                )
+                runs.append(self._replay(draw.requests, system, cost))
+        except BadInput as error:
+            problem = error.message
+        ratios = {metric: self._ratio(metric, runs) for metric in SIMULATED if not problem}
+        reason = problem or reason_of(
+            lever, self.baseline.system, system, self.calibration, runs[0], ratios
+        )
+        found = [
+            self._counted(lever, CAPACITY, "tokens", _tokens, system, reason),
+            self._counted(lever, SEQUENCES, "sequences", self._sequences, system, reason),
+        ]
+        for metric, unit in SIMULATED.items():
+            why_not = problem or self.calibration.problem(metric)
+            ratio = ratios.get(metric)
+            if why_not or ratio is None:
+                why_not = why_not or "it was 0 in the simulated baseline"
+                found.append(self._blank(lever, metric, unit, f"cannot forecast: {why_not}"))
+                continue
+            known = self.calibration.measured[metric]
+            values = {"baseline": known, "predicted": known * ratio.estimate, "ratio": ratio}
+            found.append(self._blank(lever, metric, unit, reason).model_copy(update=values))
+        return tuple(found)
+
+    def _system(self, lever: Lever) -> System | None:
+        if lever.arguments:
+            return system_of({**self.context.base_arguments, **lever.arguments}, self.context)
+        base = self.baseline.system
+        caching = base.limits.prefix_caching and lever.reuses_prefixes
+        return replace(
+            base,
+            blocks=1 + int((base.blocks - 1) / lever.resident_ratio),
+            limits=replace(base.limits, prefix_caching=caching),
+        )
+
+    def _drawn(self) -> list[_Draw]:
+        """The draws, made when they are first needed."""
+        if not self._draws:
+            reach = max(16, 2 * self.calibration.simulated.peak_running)
+            costs = (self.calibration.cost, *self.calibration.ends)
+            for seed, (cost, read) in enumerate(zip(costs, _READS, strict=True)):
+                requests = shuffled(self.baseline.requests, reach, seed)
+                done = self._replay(requests, self.baseline.system, cost)
+                figures = measure(done.run, self.baseline.goal)
+                self._draws.append(_Draw(requests, cost, read, figures))
+        return self._draws
+
+    def _replay(
+        self, requests: Sequence[SimulatedRequest], system: System, cost: StepCost
+    ) -> SimulatedRun:
+        base = self.baseline
+        return simulate(requests, base.arrivals, system, cost, until_ended=base.until_ended)
+
+    def _ratio(self, metric: str, runs: Sequence[SimulatedRun]) -> Interval | None:
+        ratios = []
+        for draw, done in zip(self._drawn(), runs, strict=True):
+            before = draw.figures.get(metric)
+            after = measure(done.run, self.baseline.goal).get(metric)
+            if not before or after is None:
+                return None
+            ratios.append(after / before)
+        return Interval(
+            estimate=ratios[0],
+            low=min(ratios),
+            high=max(ratios),
+            unit="ratio",
+            repeats=len(ratios),
+            method="range over request orders and ends of step costs",
+        )
+
+    def _counted(
+        self,
+        lever: Lever,
+        metric: str,
+        unit: str,
+        count: Counted,
+        system: System,
+        reason: str,
+    ) -> Forecast:
+        before, after = count(self.baseline.system), count(system)
+        ratio = after / before if before else None
+        exact = None
+        if ratio is not None:
+            exact = Interval(
+                estimate=ratio, low=ratio, high=ratio, unit="ratio", method="by formula"
+            )
+        values = {"baseline": before, "predicted": after, "ratio": exact}
+        return self._blank(lever, metric, unit, reason).model_copy(update=values)
+
+    def _sequences(self, system: System) -> float:
+        """How many mean sequences run at once."""
+        blocks = math.ceil(self.mean.tokens / system.block_tokens)
+        return min((system.blocks - 1) // blocks, system.limits.max_active)
+
+    def _blank(self, lever: Lever, metric: str, unit: str, reason: str) -> Forecast:
+        return Forecast(
+            lever=lever.name,
+            stack=lever.stack,
+            arguments={**self.arguments, **lever.arguments},
+            served_by="reference" if lever.not_served else "engine",
+            metric=metric,
+            unit=unit,
+            reason=reason,
+        )
+
+
+def _tokens(system: System) -> float:
+    """The size of the pool as engines report it."""
+    return system.blocks * system.block_tokens
+
+
+def make_forecaster(
+    requests: Sequence[Request],
+    plan: LoadPlan,
+    run: LoadRun,
+    goal: Goal,
+    context: Context,
+    step_time: StepTimeModel | None,
+) -> Forecaster:
+    """Prepare forecasts from a run of `requests`, sent as `plan` says, on the baseline.
+
+    Raises:
+        BadInput: the run or the server says too little to simulate it; the message says what.
+    """
+    if run.gauges.get(ENGINES):
+        raise BadInput(
+            "requests are spread over several engines", fix="forecast for one engine alone"
+        )
+    reported = as_reported(context)
+    system = system_of(reported.base_arguments, reported)
+    if system is None:
+        raise BadInput("the size of the pool is not known", fix="name the model with --model")
+    length = None if context.baseline is None else context.baseline.max_model_len_tokens
+    found = simulated_requests(requests, plan, run.records, max_model_len_tokens=length)
+    if not found:
+        raise BadInput(
+            "no request of the baseline completed", fix="send a load that the server can carry"
+        )
+    outputs = sum(request.output_tokens for request in found)
+    ended = math.ceil(len(found) * min(1.0, CUT_TOKENS / outputs))
+    baseline = Baseline(found, plan.arrivals, system, run, goal, ended)
+    return Forecaster(
+        baseline=baseline,
+        calibration=calibrate(baseline, step_time),
+        context=reported,
+        arguments=context.base_arguments,
+        mean=History(
+            math.ceil(sum(request.prompt_tokens for request in found) / len(found)),
+            math.ceil(outputs / len(found)),
+        ),
+    )

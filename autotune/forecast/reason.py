@@ -1,0 +1,83 @@
+"""One line of reason for a forecast: the numbers that decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvtune.autotune.forecast.calibrate import GOODPUT, STEP, Calibration
+from kvtune.autotune.forecast.levers import Lever
+from kvtune.autotune.forecast.replay import SimulatedRun, System
+from kvtune.types import Interval
+
+NEGLIGIBLE = 0.03
+"""A change of goodput below this is not worth a trial."""
+
+_FULL = 0.95
+
+
+def reason_of(
+    lever: Lever,
+    before: System,
+    after: System,
+    calibration: Calibration,
+    done: SimulatedRun,
+    ratios: Mapping[str, Interval | None],
+) -> str:
+    """Say what the lever changes, what of that the load feels, and what comes of it."""
+    seen = calibration.simulated
+    facts = []
+    tokens = before.blocks * before.block_tokens, after.blocks * after.block_tokens
+    if tokens[0] != tokens[1]:
+        facts.append(
+            f"{_thousands(tokens[0])} to {_thousands(tokens[1])} KV tokens, "
+            f"{'and' if seen.peak_usage >= _FULL else 'but'} the load fills {seen.peak_usage:.0%}"
+            + (f" with {seen.preemptions} preemptions" if seen.preemptions else "")
+        )
+    if lever.read_ratio[1] != 1.0:
+        facts.append(
+            f"reading KV is {_read_share(calibration):.0%} of a mean decode step, and takes "
+            f"{lever.read_ratio[1]:.2g} times as long"
+        )
+    hits = _hit_share(seen), _hit_share(done)
+    if round(hits[0], 2) != round(hits[1], 2):
+        facts.append(f"{hits[0]:.0%} to {hits[1]:.0%} of prompt tokens come from the cache")
+    if before.limits.max_active != after.limits.max_active:
+        facts.append(
+            f"{before.limits.max_active} to {after.limits.max_active} sequences at once, and "
+            f"{seen.peak_running} ran"
+        )
+    facts = facts or ["nothing that this load feels"]
+    return f"{lever.says}: {'; '.join(facts)}{_outcome(ratios)}{_served(lever)}"
+
+
+def _outcome(ratios: Mapping[str, Interval | None]) -> str:
+    ratio = ratios.get(GOODPUT)
+    name = "goodput"
+    if ratio is None:
+        ratio, name = ratios.get(STEP), "a decode step"
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return ""
+    low, high = ratio.low - 1, ratio.high - 1
+    if max(abs(low), abs(high), abs(ratio.estimate - 1)) < NEGLIGIBLE:
+        return f"; {name} changes by under {NEGLIGIBLE:.0%}, skip"
+    return f"; {name} {ratio.estimate - 1:+.0%} ({low:+.0%} to {high:+.0%})"
+
+
+def _served(lever: Lever) -> str:
+    return f"; reference only: {lever.not_served}" if lever.not_served else ""
+
+
+def _read_share(calibration: Calibration) -> float:
+    """Share of the KV reads in a mean decode step."""
+    cost, seen = calibration.cost, calibration.simulated
+    read_s = cost.per_kv_token_s * seen.mean_resident_tokens
+    step_s = cost.fixed_s + cost.per_sequence_s * seen.mean_sequences + read_s
+    return read_s / step_s if step_s else 0.0
+
+
+def _hit_share(done: SimulatedRun) -> float:
+    return done.prefix_hits_tokens / max(done.prefix_queries_tokens, 1)
+
+
+def _thousands(tokens: int) -> str:
+    return f"{tokens / 1000:.0f}k" if tokens >= 100_000 else f"{tokens:,}"

@@ -1,0 +1,155 @@
+"""Forecasts, against simulations whose truth is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from contracts.forecast_baseline import context, found_on
+
+from kvtune.autotune.forecast.levers import lever_of
+from kvtune.autotune.forecast.predict import make_forecaster
+from kvtune.autotune.forecast.replay import System, simulate
+from kvtune.autotune.forecast.step_cost import StepCost
+from kvtune.autotune.forecast.system import as_reported, system_of
+from kvtune.errors import BadInput
+from kvtune.profilers.load.arrivals import ClosedLoop
+from kvtune.profilers.measure import LoadPlan
+from kvtune.profilers.metrics.base import measure
+from kvtune.profilers.scrape import ENGINES
+from kvtune.types import Goal, Request
+
+TRUE = StepCost(0.02, per_sequence_s=2e-4, per_kv_token_s=1e-5, per_prefill_token_s=3e-4)
+PLAN = LoadPlan(ClosedLoop(16))
+
+
+@pytest.fixture
+def forecaster_of(some_requests, model_of):
+    """Makes a forecaster from a run with the true costs on `blocks` blocks of 16 tokens."""
+
+    def make(blocks=120, spread=0.1, **changes):
+        ctx = context(blocks=blocks)
+        requests = some_requests()
+        reported = as_reported(ctx)
+        system = system_of(reported.base_arguments, reported)
+        run = replace(simulate(requests, PLAN.arrivals, system, TRUE).run, **changes)
+        sent = [
+            Request(token_ids=tuple(one.content), output_tokens=one.output_tokens)
+            for one in requests
+        ]
+        return make_forecaster(sent, PLAN, run, Goal(), ctx, model_of(TRUE, spread))
+
+    return make
+
+
+def by_metric(forecaster, lever):
+    return {found.metric: found for found in forecaster.forecast(lever)}
+
+
+def truth(forecaster, system: System, cost: StepCost = TRUE):
+    run = simulate(forecaster.baseline.requests, PLAN.arrivals, system, cost).run
+    return measure(run, Goal())
+
+
+def test_more_memory_is_forecast_where_the_pool_is_full(forecaster_of):
+    forecaster = forecaster_of()
+    found = by_metric(forecaster, found_on(forecaster.context)["kv memory x2"])
+    assert found["capacity_tokens"].baseline == 120 * 16
+    assert found["capacity_tokens"].predicted == 240 * 16
+    requests = forecaster.baseline.requests
+    held_tokens = sum(one.prompt_tokens + one.output_tokens for one in requests) / len(requests)
+    blocks = held_tokens // 16 + 1
+    assert found["sequences"].baseline == 119 // blocks
+    assert found["sequences"].predicted == 239 // blocks
+    doubled = replace(forecaster.baseline.system, blocks=240)
+    after, before = truth(forecaster, doubled), truth(forecaster, forecaster.baseline.system)
+    for metric in ("itl_p50_s", "ttft_p50_s", "goodput_requests_per_s"):
+        forecast = found[metric]
+        assert forecast.ratio.estimate == pytest.approx(after[metric] / before[metric], rel=0.05)
+        assert forecast.ratio.low <= forecast.ratio.estimate <= forecast.ratio.high
+        assert forecast.predicted == pytest.approx(forecast.baseline * forecast.ratio.estimate)
+    assert found["goodput_requests_per_s"].ratio.low > 1.05
+    reason = found["goodput_requests_per_s"].reason
+    assert reason.startswith("doubles the memory: 1,920 to 3,840 KV tokens, and the load fills 1")
+
+
+def test_more_memory_is_skipped_where_the_pool_is_half_empty(forecaster_of):
+    forecaster = forecaster_of(blocks=600)
+    found = by_metric(forecaster, found_on(forecaster.context)["kv memory x2"])
+    ratio = found["goodput_requests_per_s"].ratio
+    assert (ratio.low, ratio.high) == pytest.approx((1.0, 1.0), abs=0.01)
+    reason = found["goodput_requests_per_s"].reason
+    assert "but the load fills 4" in reason
+    assert reason.endswith("goodput changes by under 3%, skip")
+
+
+def test_reading_less_shortens_steps_by_the_share_of_reads(forecaster_of):
+    forecaster = forecaster_of(blocks=600)
+    found = by_metric(forecaster, found_on(forecaster.context)["fp8"])
+    cheaper = replace(TRUE, per_kv_token_s=TRUE.per_kv_token_s / 2)
+    system = replace(forecaster.baseline.system, blocks=1200)
+    after = truth(forecaster, system, cheaper)["itl_p50_s"]
+    before = truth(forecaster, forecaster.baseline.system)["itl_p50_s"]
+    forecast = found["itl_p50_s"]
+    assert forecast.ratio.estimate == pytest.approx(after / before, rel=0.03)
+    # At worst half of the saving is lost, so the interval reaches further up than down.
+    assert forecast.ratio.high - forecast.ratio.estimate > 0.03
+    assert "takes 0.5 times as long" in forecast.reason
+
+
+def test_interval_is_as_wide_as_the_parts_of_a_step_are_unsure(forecaster_of):
+    sure, unsure = (
+        by_metric(forecaster, found_on(forecaster.context)["fp8"])["itl_p50_s"].ratio
+        for forecaster in (forecaster_of(blocks=600, spread=0.05), forecaster_of(600, 0.9))
+    )
+    assert unsure.high - unsure.low > 1.5 * (sure.high - sure.low)
+    assert sure.repeats == unsure.repeats == 5
+
+
+def test_method_of_no_engine_is_a_reference(forecaster_of):
+    forecaster = forecaster_of()
+    found = by_metric(forecaster, found_on(forecaster.context)["int4_per_token_head"])
+    forecast = found["capacity_tokens"]
+    assert forecast.served_by == "reference"
+    assert forecast.stack == "vllm-int4-per-token-head"
+    assert forecast.ratio.estimate == pytest.approx(128 / 36, rel=0.01)
+    assert "reference only" in found["goodput_requests_per_s"].reason
+
+
+def test_lever_with_a_problem_says_it_for_every_metric(forecaster_of):
+    forecaster = forecaster_of()
+    lever = lever_of({"enforce-eager": True}, forecaster.context, name="eager", says="")
+    found = forecaster.forecast(lever)
+    assert len(found) == 5
+    assert all(one.predicted is None and "not part of" in one.reason for one in found)
+
+
+def test_pool_too_small_for_a_request_is_said(forecaster_of):
+    forecaster = forecaster_of(blocks=24)
+    found = by_metric(forecaster, found_on(forecaster.context)["kv memory x0.5"])
+    assert "does not fit" in found["goodput_requests_per_s"].reason
+    assert found["goodput_requests_per_s"].predicted is None
+    assert found["capacity_tokens"].predicted == 12 * 16
+
+
+def test_metric_that_the_simulation_misses_is_not_forecast(forecaster_of):
+    forecaster = forecaster_of()
+    far = tuple(
+        replace(record, sent_s=record.sent_s - 9.0) for record in forecaster.baseline.run.records
+    )
+    missing = forecaster_of(records=far, duration_s=forecaster.baseline.run.duration_s)
+    found = by_metric(missing, found_on(missing.context)["kv memory x2"])
+    assert found["capacity_tokens"].predicted == 240 * 16
+    reason = found["goodput_requests_per_s"].reason
+    assert reason.startswith("cannot forecast: the model misses the baseline's")
+
+
+def test_arguments_are_the_users_with_the_lever_in_them(forecaster_of):
+    forecaster = forecaster_of()
+    (first, *_) = forecaster.forecast(found_on(forecaster.context)["max-num-seqs 128"])
+    assert first.arguments == {"max-num-seqs": 128}
+
+
+def test_several_engines_behind_one_address_are_not_simulated(forecaster_of):
+    with pytest.raises(BadInput, match="several engines"):
+        forecaster_of(gauges={ENGINES: ((0.0, 2.0),)})
