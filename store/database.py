@@ -12,6 +12,7 @@ from sqlalchemy import select
 from kvtune.errors import NotFound
 from kvtune.store.attempts import AttemptLog
 from kvtune.store.ceilings import CeilingLog
+from kvtune.store.forecasts import ForecastLog
 from kvtune.store.handover import HandoverLog
 from kvtune.store.location import locate
 from kvtune.store.reading import all_rows
@@ -22,7 +23,7 @@ from kvtune.store.transfer import export_history, import_history
 LATEST = "latest"
 
 
-class Store(AttemptLog, HandoverLog, CeilingLog):
+class Store(AttemptLog, HandoverLog, CeilingLog, ForecastLog):
     """The history: what was measured before, in one SQLite file or a PostgreSQL database.
 
     A context manager that closes it. Every method raises StoreError when the database cannot be

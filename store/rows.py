@@ -21,6 +21,7 @@ from kvtune.types import (
     EngineInfo,
     Failure,
     FailureClass,
+    Forecast,
     Goal,
     LoadRun,
     Measurement,
@@ -207,6 +208,31 @@ class CeilingsRow(Row):
     created_at: str
     device: str
     ceilings: Ceilings
+
+
+class ForecastRow(Row):
+    """What a lever was expected to do. `point` is where a trial has to be to measure it.
+
+    `subject` is what it was told for: the model, the engine, the device, the workload and how it is
+    sent. `point` is empty for levers that no trial can pull.
+    """
+
+    id: str
+    created_at: str
+    subject: str
+    point: str
+    forecast: Forecast
+
+
+class ForecastOutcomeRow(Row):
+    """What the first trial that measured a forecast found, beside its own study's baseline."""
+
+    forecast_id: str
+    created_at: str
+    study: str
+    trial: int
+    measured: float
+    measured_baseline: float
 
 
 # --- views ------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from pydantic import JsonValue, TypeAdapter
 from sqlalchemy import (
     Column,
     Dialect,
+    Float,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -33,6 +34,7 @@ from kvtune.types import (
     Decision,
     Device,
     EngineInfo,
+    Forecast,
     Goal,
     LoadRun,
     Measurement,
@@ -239,4 +241,26 @@ ceilings = Table(
     Column("device", Text, nullable=False),
     Column("ceilings", Document(Ceilings), nullable=False),
     Index(None, "device", "created_at"),
+)
+
+forecasts = Table(
+    "kvtune_forecasts",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("created_at", _TIME, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("point", Text, nullable=False),
+    Column("forecast", Document(Forecast), nullable=False),
+    Index(None, "subject", "point"),
+)
+
+forecast_outcomes = Table(
+    "kvtune_forecast_outcomes",
+    metadata,
+    Column("forecast_id", ForeignKey("kvtune_forecasts.id"), primary_key=True),
+    Column("created_at", _TIME, nullable=False),
+    Column("study", Text, nullable=False),
+    Column("trial", Integer, nullable=False),
+    Column("measured", Float, nullable=False),
+    Column("measured_baseline", Float, nullable=False),
 )

@@ -30,6 +30,8 @@ from kvtune.store.rows import (
     DecisionRow,
     EmittedRow,
     FailureRow,
+    ForecastOutcomeRow,
+    ForecastRow,
     ImportReport,
     MeasurementRow,
     PlannedTrial,
@@ -45,6 +47,8 @@ from kvtune.store.schema import (
     decisions,
     emitted,
     failures,
+    forecast_outcomes,
+    forecasts,
     measurements,
     profiles,
     runs,
@@ -77,6 +81,8 @@ _KINDS = (
     _Kind("profile", profiles, ProfileRow),
     _Kind("emitted", emitted, EmittedRow),
     _Kind("ceilings", ceilings, CeilingsRow),
+    _Kind("forecast", forecasts, ForecastRow),
+    _Kind("forecast outcome", forecast_outcomes, ForecastOutcomeRow),
 )
 _BY_NAME = {kind.name: kind for kind in _KINDS}
 
@@ -145,7 +151,7 @@ def _selected(table: Table, study_id: str | None) -> Select[Any]:
         return query.where(measurements.c.id.in_(of_study))
     if table in (failures, runs):
         return query.where(table.c.measurement_id.in_(of_study))
-    if table in (profiles, ceilings):
+    if table in (profiles, ceilings, forecasts, forecast_outcomes):
         return query.where(false())
     return query.where(table.c.study_id == study_id)
 

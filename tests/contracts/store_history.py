@@ -10,6 +10,7 @@ from contracts.store_values import (
     GOAL,
     a_config,
     a_decision,
+    a_forecast,
     a_key,
     a_profile,
     a_run,
@@ -268,6 +269,36 @@ class HistoryContract(StoreFixtures):
             assert again.ceilings(DEVICE.key) == some_ceilings()
             assert again.ceilings(other.key).read_bytes_per_s == 2.0
             assert again.ceilings("cpu:another:1") is None
+
+    # --- forecasts ---
+
+    def test_first_trial_at_the_point_of_a_forecast_measures_it(self, store, url):
+        arguments = a_forecast().arguments
+        store.save_forecasts("chat on this", [a_forecast(), a_forecast("itl_p50_s")])
+        found = {"goodput_requests_per_s": (2.5, 2.0), "ttft_p50_s": (1.0, 1.0)}
+        elsewhere = store.score_forecasts("other", arguments, found, study="a", trial=1)
+        another = store.score_forecasts("chat on this", {}, found, study="a", trial=1)
+        first = store.score_forecasts("chat on this", arguments, found, study="a", trial=2)
+        later = store.score_forecasts("chat on this", arguments, found, study="b", trial=3)
+        assert (elsewhere, another, first, later) == (0, 0, 1, 0)
+        with open_store(url) as again:
+            told = {one.metric: one for one in again.forecasts()}
+        assert told["itl_p50_s"] == a_forecast("itl_p50_s")
+        goodput = told["goodput_requests_per_s"]
+        assert (goodput.study, goodput.measured, goodput.measured_ratio) == ("a", 2.5, 1.25)
+
+    def test_forecast_that_no_trial_can_try_is_never_measured(self, store):
+        unserved = a_forecast(served_by="reference", arguments={})
+        unknown = a_forecast(predicted=None, arguments={})
+        store.save_forecasts("s", [unserved, unknown])
+        found = {"goodput_requests_per_s": (2.5, 2.0)}
+        assert store.score_forecasts("s", {}, found, study="a", trial=0) == 0
+
+    def test_forecasts_are_listed_newest_first(self, store):
+        store.save_forecasts("s", [a_forecast(lever="first")])
+        store.save_forecasts("s", [a_forecast(lever="second")])
+        store.save_forecasts("s", [])
+        assert [one.lever for one in store.forecasts()] == ["second", "first"]
 
     # --- references ---
 

@@ -25,7 +25,7 @@ class TransferContract(StoreFixtures):
     def test_export_into_an_empty_store_exports_the_same(self, store, other_store):
         a_full_history(store)
         kinds = {json.loads(line)["kind"] for line in lines(store)}
-        assert len(kinds) == 10
+        assert len(kinds) == 12
         report = other_store.import_(exported(store))
         assert lines(other_store) == lines(store)
         assert sum(report.added.values()) == len(lines(store))
@@ -34,6 +34,7 @@ class TransferContract(StoreFixtures):
         assert other_store.studies() == store.studies()
         assert other_store.decision("chat") == store.decision("chat")
         assert other_store.ceilings(DEVICE.key) == store.ceilings(DEVICE.key) is not None
+        assert other_store.forecasts() == store.forecasts() != []
 
     def test_importing_twice_adds_nothing(self, store, other_store):
         a_full_history(store)
@@ -52,6 +53,7 @@ class TransferContract(StoreFixtures):
         assert other_store.records("batch", 0) == store.records("chat", 0)
         assert other_store.profiles() == []
         assert other_store.ceilings(DEVICE.key) is None
+        assert other_store.forecasts() == []
 
     def test_running_attempt_is_exported_once_it_has_ended(self, store, other_store):
         study = a_study(store)

@@ -10,6 +10,7 @@ from kvtune.types import (
     EngineInfo,
     Failure,
     FailureClass,
+    Forecast,
     Goal,
     Harm,
     Histogram,
@@ -193,6 +194,19 @@ def some_ceilings(device: Device = DEVICE, read_bytes_per_s: float = 1e12 / 3) -
     )
 
 
+def a_forecast(metric: str = "goodput_requests_per_s", **changes) -> Forecast:
+    fields = {
+        "lever": "kv memory x2",
+        "arguments": {"kv-cache-memory-bytes": 1 << 30},
+        "metric": metric,
+        "unit": "requests/s",
+        "baseline": 2.0,
+        "predicted": 3.0,
+        "reason": "doubles the memory",
+    }
+    return Forecast(**{**fields, **changes})
+
+
 def a_config(study: str = "chat") -> ServingConfig:
     return ServingConfig(
         study=study,
@@ -229,5 +243,13 @@ def a_full_history(store: Store) -> None:
     store.save_profile(a_profile())
     store.save_emitted(a_config(), "compose", "/somewhere/out", {"compose.yaml": "0" * 64})
     store.save_ceilings(some_ceilings())
+    store.save_forecasts("subject", [a_forecast(), a_forecast("itl_p50_s")])
+    store.score_forecasts(
+        "subject",
+        a_forecast().arguments,
+        {"itl_p50_s": (1 / 3, 0.1)},
+        study="chat",
+        trial=1,
+    )
     other = a_study(store, "batch", Goal(objective="throughput"))
     store.reuse(other, trial, a_key(trial))
