@@ -74,6 +74,18 @@ def test_parts_are_recovered_under_noise_and_outliers(fixed_s, sequence_share, t
         assert predicted_s == pytest.approx(expected_s, rel=0.12)
 
 
+@pytest.mark.parametrize("disturbed", [0, 8, 21])
+def test_a_run_that_something_else_slowed_down_does_not_move_the_model(disturbed):
+    costs = [
+        {name: value * (3.0 if index == disturbed else 1.0) for name, value in TRUE.items()}
+        for index in range(len(PLAN))
+    ]
+    runs = [cells([cell], **cost)[0] for cell, cost in zip(PLAN, costs, strict=True)]
+    model = fit_step_time(join([observations(run, blocks=1) for run in runs]), source="probe")
+    for part, true in zip(parts(model), TRUE.values(), strict=True):
+        assert part.estimate == pytest.approx(true, rel=0.02)
+
+
 def test_messages_that_come_early_and_late_do_not_move_the_model():
     model = fit_step_time(probed(jitter_s=0.01), source="probe")
     for part, true in zip(parts(model), TRUE.values(), strict=True):
