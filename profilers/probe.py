@@ -21,7 +21,7 @@ from kvtune.profilers.load.progress import Progress
 from kvtune.profilers.load.request import PreparedRequest, prepare
 from kvtune.profilers.materialize import materialize
 from kvtune.profilers.probe_plan import PILOT, ProbeCell, ProbePlan, Speed, plan_probe
-from kvtune.profilers.scrape import LOAD_GAUGES, Scraper
+from kvtune.profilers.scrape import ENGINES, LOAD_GAUGES, Scraper
 from kvtune.profilers.step_gaps import Observations, join, observations
 from kvtune.types import (
     EffectiveConfig,
@@ -139,6 +139,11 @@ class _Probe:
 
     async def pilot(self, prompt: tuple[int, ...]) -> Speed:
         """Find out how fast the server is with one request."""
+        if self.endpoint.is_vllm:
+            async with Scraper(self.endpoint) as scraper:
+                samples = await scraper.read(LOAD_GAUGES)
+            if samples is not None and ENGINES in samples.gauges:
+                raise _Over("requests are spread over several engines, so that no batch is known")
         for input_tokens, output_tokens in PILOT:
             run = await self._send([prompt[:input_tokens]], output_tokens, f"pilot-{self.requests}")
             self._check(run)
@@ -204,6 +209,7 @@ class _Probe:
         if await self._is_idle() is False:
             raise _Over("others use the server, and would be measured and slowed down")
         sent = [self._prepared(prompt, output_tokens, salt) for prompt in prompts]
+        self.requests += len(sent)
         run = await replay(
             self.endpoint,
             sent,
@@ -214,7 +220,6 @@ class _Probe:
             should_stop=self._stop,
             scrape_interval_s=ONCE_S if self.endpoint.is_vllm else None,
         )
-        self.requests += len(run.records)
         self.input_tokens += sum(record.input_tokens or 0 for record in run.records)
         self.generated_tokens += sum(record.output_tokens for record in run.records)
         return run

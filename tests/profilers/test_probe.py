@@ -17,7 +17,7 @@ from kvtune.profilers.load import runtime
 from kvtune.profilers.load.client import ClosedLoop, replay
 from kvtune.profilers.load.request import prepare
 from kvtune.profilers.probe import probe
-from kvtune.profilers.scrape import parse_metrics
+from kvtune.profilers.scrape import ENGINES, Samples, parse_metrics
 from kvtune.profilers.step_time import fit_step_time
 from kvtune.types import EffectiveConfig, Endpoint, Failure, FailureClass, LoadRun, Request
 
@@ -128,6 +128,16 @@ def test_a_busy_server_is_left_alone(serve, monkeypatch):
     result, sent = asyncio.run(run())
     assert sent == result.requests == 0
     assert "others use the server" in result.notes[0]
+
+
+def test_a_server_of_several_engines_is_left_alone(serve, monkeypatch):
+    async def read(self, only=None):
+        return Samples({}, {"vllm:num_requests_running": 0.0, ENGINES: 2.0})
+
+    monkeypatch.setattr(module.Scraper, "read", read)
+    result = probed(serve())
+    assert result.requests == 0
+    assert "spread over several engines" in result.notes[0]
 
 
 def test_others_who_come_in_between_end_the_probe(serve, monkeypatch):
