@@ -23,6 +23,7 @@ from kvtune.autotune.decide import (
     meets_goal,
     objective_values,
 )
+from kvtune.autotune.forecast.foresight import Foresight, foresight_of
 from kvtune.autotune.guesses import first_guesses
 from kvtune.autotune.ledger import (
     RUNG_BASELINE,
@@ -54,7 +55,6 @@ from kvtune.types import (
     Measurement,
     PolicyStack,
     Request,
-    Verdict,
     Workload,
 )
 
@@ -87,6 +87,7 @@ class Tuning:
     ledger: Ledger = field(init=False)
     tuning_set: RequestSet = field(init=False)
     heldout_set: RequestSet = field(init=False)
+    foresight: Foresight = field(init=False)
     refused: set[str] = field(default_factory=set)
     interrupted: bool = False
 
@@ -94,6 +95,7 @@ class Tuning:
         self.ledger = Ledger(self.store, self.study, self.bench, remeasure=self.rules.remeasure)
         self.tuning_set = _request_set(self.workload.requests)
         self.heldout_set = _request_set(self.workload.heldout or self.workload.requests)
+        self.foresight = foresight_of(self.store, self.study, self.bench.plan)
 
     def run(self) -> Decision:
         """Search within the budget and decide. An interrupt ends it with the best so far.
@@ -102,14 +104,13 @@ class Tuning:
         """
         began_s = self.clock()
         self.store.abandon_running(self.study)
-        verdict: Verdict | None = None
         try:
             self.reporter.phase(f"Measuring 1 of {self.budget.trials}: stock defaults")
             baseline = self._measure(PolicyStack(), RUNG_BASELINE)
-            context, verdict = self._context(baseline)
+            context = self._context(baseline)
             confirmed = {}
             if not self._is_hopeless(baseline.measurement):
-                self._search(context, verdict, baseline, began_s)
+                self._search(context, baseline, began_s)
                 confirmed = self._confirmed(baseline, began_s)
         except KeyboardInterrupt:
             self.interrupted = True
@@ -130,10 +131,10 @@ class Tuning:
 
     # --- the parts, in order ---
 
-    def _context(self, baseline: Entry) -> tuple[Context, Verdict | None]:
-        """What the policies may ask about, and the verdict on the baseline's load."""
+    def _context(self, baseline: Entry) -> Context:
+        """What the policies may ask about, with the verdict on the baseline's load."""
         runs = self.ledger.runs(baseline.trial, self.tuning_set, canary=True)
-        verdict = None
+        verdict = step_time = None
         if runs:
             subject = Subject(
                 model=self.study.model,
@@ -146,7 +147,7 @@ class Tuning:
             )
             profile = profile_of(subject, runs[0], self.study.goal, is_load_ours=True)
             self.store.save_profile(profile)
-            verdict = profile.verdict
+            verdict, step_time = profile.verdict, profile.step_time
             self.reporter.verdict(verdict)
         context = Context(
             engine=self.study.engine,
@@ -160,18 +161,19 @@ class Tuning:
             kv_memory_limit_bytes=self.rules.kv_memory_limit_bytes,
             max_concurrency=observed_concurrency(runs[0]) if runs else None,
         )
-        return context, verdict
+        if runs:
+            found = baseline.measurement
+            self.foresight.learn(self.tuning_set.requests, runs[0], found, context, step_time)
+        return context
 
-    def _search(
-        self, context: Context, verdict: Verdict | None, baseline: Entry, began_s: float
-    ) -> None:
+    def _search(self, context: Context, baseline: Entry, began_s: float) -> None:
         lossless = build_space(context, harm=Harm.LOSSLESS)
         widest = build_space(context, harm=self.rules.max_harm)
         search = Search(self.study.name, self.store.url, seed=self.rules.seed)
         search.recover()
         search.suggest_first(lossless, lossless.defaults)
-        if verdict is not None:
-            for values in first_guesses(lossless, verdict.bottleneck):
+        if context.verdict is not None:
+            for values in first_guesses(lossless, context.verdict.bottleneck):
                 search.suggest_first(lossless, values)
         canary = Canary(baseline.measurement)
         exhausted = False
@@ -221,6 +223,7 @@ class Tuning:
         rung = RUNG_LOSSLESS if stack.harm is Harm.LOSSLESS else RUNG_NEAR_LOSSLESS
         number = len(self._points()) + 1
         self.reporter.phase(f"Measuring {number} of {self.budget.trials}: {describe(stack)}")
+        self.foresight.tell(stack)
         try:
             entry = self._measure(stack, rung, proposal.optuna_number)
         except KeyboardInterrupt:
@@ -228,6 +231,8 @@ class Tuning:
             raise
         if reason := canary.objection(entry.trial.stack, entry.measurement):
             self.reporter.note(f"trial {entry.trial.number} is out: {reason}")
+        if not entry.reused:
+            self.foresight.measured(entry.trial, entry.measurement)
         self._tell(search, proposal, entry, canary)
 
     def _confirmed(self, baseline: Entry, began_s: float) -> dict[int, Measurement]:
