@@ -6,7 +6,8 @@ For every stack in `STACKS`: stored bits a number (by formula, at 16-bit full pr
 and windows included), KL divergence to the full cache and top-1 agreement while the model is forced
 along a text, and how often a pass key is recalled digit by digit, by its depth and the length.
 Every prompt runs through the model once and is compressed by each stack in turn, so all stacks see
-the same queries, keys and values. Progress goes to stderr; the result to a JSON file and stdout.
+the same queries, keys and values. Progress goes to stderr. The JSON file is written after every
+prompt; `--show FILE ...` prints the table of files that were measured in parts (`--parts`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import torch
 from policy_stacks import FULL, STACKS, Entry
@@ -46,7 +48,6 @@ class Scores:
     kl: list[float] = field(default_factory=list)
     agreed: list[float] = field(default_factory=list)
     recalled: dict[str, list[float]] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 def english(engine: ReferenceEngine) -> list[int]:
@@ -122,6 +123,7 @@ def measure_fidelity(
     texts: int,
     context_tokens: int,
     forced_tokens: int,
+    save: Callable[[], None],
 ) -> None:
     """KL and top-1 agreement along texts."""
     ids = english(engine)
@@ -134,14 +136,13 @@ def measure_fidelity(
         recording = record(engine, prompt)
         truth = forced(engine, start(engine, MethodStack(), recording), more).log_softmax(-1)
         for name, stack in stacks.items():
-            began = time.perf_counter()
             sequence = start(engine, stack, recording)
             found = forced(engine, sequence, more).log_softmax(-1)
             own = scores[name]
             own.kl += (truth.exp() * (truth - found)).sum(-1).tolist()
             own.agreed += (truth.argmax(-1) == found.argmax(-1)).float().tolist()
             own.bits.append(stored_bits(engine, sequence))
-            own.seconds += time.perf_counter() - began
+        save()
         say(f"text {number + 1} of {texts}")
 
 
@@ -153,6 +154,7 @@ def measure_recall(
     lengths: list[int],
     depths: list[float],
     keys: int,
+    save: Callable[[], None],
 ) -> None:
     """Share of the digits of a pass key that come first in the model's answer."""
     prompts = list(needle_prompts(engine, lengths, depths, keys))
@@ -164,39 +166,57 @@ def measure_recall(
             right = [first, *(logits.argmax(-1) == torch.tensor(answer[1:])).tolist()]
             cell = f"{length}@{depth:g}"
             scores[name].recalled.setdefault(cell, []).append(sum(right) / len(right))
+        save()
         say(f"pass key {number + 1} of {len(prompts)}")
 
 
 def row(entry: Entry, scores: Scores) -> dict[str, object]:
-    """One line of the table."""
-    cells = {cell: sum(found) / len(found) for cell, found in scores.recalled.items()}
-    every = [value for found in scores.recalled.values() for value in found]
-    return {
-        "method": entry.method,
-        "stack": entry.stack,
-        "bits_per_number": round(sum(scores.bits) / len(scores.bits), 3),
-        "kl_nats": sum(scores.kl) / len(scores.kl),
-        "kl_standard_error": float(torch.tensor(scores.kl).std() / len(scores.kl) ** 0.5),
-        "top1_agreement": sum(scores.agreed) / len(scores.agreed),
-        "recall": sum(every) / len(every) if every else None,
-        "recall_by_length_and_depth": cells,
-    }
+    """What was measured of a stack; parts that were not are left out."""
+    found: dict[str, object] = {"method": entry.method, "stack": entry.stack}
+    if scores.kl:
+        found |= {
+            "bits_per_number": round(sum(scores.bits) / len(scores.bits), 3),
+            "kl_nats": sum(scores.kl) / len(scores.kl),
+            "kl_standard_error": float(torch.tensor(scores.kl).std() / len(scores.kl) ** 0.5),
+            "top1_agreement": sum(scores.agreed) / len(scores.agreed),
+        }
+    if scores.recalled:
+        every = [value for values in scores.recalled.values() for value in values]
+        found |= {
+            "recall": sum(every) / len(every),
+            "recall_by_length_and_depth": {
+                cell: sum(values) / len(values) for cell, values in scores.recalled.items()
+            },
+        }
+    return found
 
 
-def table(rows: list[dict[str, object]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
     lines = [
         "| method | stack | bits a number | KL, nats | top-1 | recall |",
         "|---|---|---|---|---|---|",
     ]
     for found in rows:
-        recall = "" if found["recall"] is None else f"{found['recall']:.2f}"
-        lines.append(
-            f"| {found['method']} | `{found['stack']}` | {found['bits_per_number']:.2f} "
-            f"| {found['kl_nats']:.4f} ± {found['kl_standard_error']:.4f} "
-            f"| {found['top1_agreement']:.3f} | {recall} |"
-        )
+        fidelity = "| | |"
+        if "kl_nats" in found:
+            fidelity = (
+                f"| {found['bits_per_number']:.2f} "
+                f"| {found['kl_nats']:.4f} ± {found['kl_standard_error']:.4f} "
+                f"| {found['top1_agreement']:.3f} "
+            )
+        recall = f"{found['recall']:.2f}" if "recall" in found else ""
+        lines.append(f"| {found['method']} | `{found['stack']}` {fidelity}| {recall} |")
     return "\n".join(lines)
+
+
+def merged(files: list[Path]) -> list[dict[str, Any]]:
+    """The rows of several files, those of one stack as one."""
+    rows: dict[str, dict[str, Any]] = {}
+    for file in files:
+        for found in json.loads(file.read_text())["rows"]:
+            rows.setdefault(found["stack"], {}).update(found)
+    return list(rows.values())
 
 
 def say(text: str) -> None:
@@ -208,8 +228,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--model", type=Path)
     parser.add_argument("--out", type=Path, default=Path("policy_quality.json"))
+    parser.add_argument("--show", type=Path, nargs="+", help="print the table of these files")
+    parser.add_argument("--parts", nargs="+", default=["fidelity", "recall"])
     parser.add_argument("--only", default="", help="only stacks whose text contains this")
     parser.add_argument("--texts", type=int, default=4)
     parser.add_argument("--context-tokens", type=int, default=1024)
@@ -218,25 +240,44 @@ def main() -> None:
     parser.add_argument("--depths", type=float, nargs="*", default=[0.1, 0.3, 0.5, 0.7, 0.9])
     parser.add_argument("--keys", type=int, default=2, help="pass keys for each length and depth")
     args = parser.parse_args()
+    if args.show:
+        print(table(merged(args.show)))
+        return
+    if args.model is None:
+        parser.error("--model names a checkpoint's directory")
 
     entries = [FULL, *(entry for entry in STACKS if args.only in entry.stack)]
     engine = ReferenceEngine.load(args.model)
     stacks = {entry.stack: parse_stack(entry.stack) for entry in entries}
     scores = {entry.stack: Scores() for entry in entries}
-    calibrate_all(engine, list(stacks.values()))
-    measure_fidelity(
-        engine,
-        stacks,
-        scores,
-        texts=args.texts,
-        context_tokens=args.context_tokens,
-        forced_tokens=args.forced_tokens,
-    )
-    measure_recall(engine, stacks, scores, lengths=args.lengths, depths=args.depths, keys=args.keys)
-    rows = [row(entry, scores[entry.stack]) for entry in entries]
     settings = {name: str(value) for name, value in vars(args).items()}
-    args.out.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1))
-    print(table(rows))
+
+    def save() -> None:
+        rows = [row(entry, scores[entry.stack]) for entry in entries]
+        args.out.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1))
+
+    calibrate_all(engine, list(stacks.values()))
+    if "fidelity" in args.parts:
+        measure_fidelity(
+            engine,
+            stacks,
+            scores,
+            texts=args.texts,
+            context_tokens=args.context_tokens,
+            forced_tokens=args.forced_tokens,
+            save=save,
+        )
+    if "recall" in args.parts:
+        measure_recall(
+            engine,
+            stacks,
+            scores,
+            lengths=args.lengths,
+            depths=args.depths,
+            keys=args.keys,
+            save=save,
+        )
+    print(table(merged([args.out])))
 
 
 if __name__ == "__main__":
