@@ -77,11 +77,11 @@ def test_a_probe_finds_what_a_step_costs_and_leaves_nothing(server):
     assert result.requests <= plan.requests
     assert result.input_tokens <= plan.input_tokens
     assert result.generated_tokens <= plan.generated_tokens
-    for series, spent in (
-        ("vllm:prompt_tokens_total", result.input_tokens),
-        ("vllm:num_preemptions_total", 0),
-    ):
-        assert after[series] - before[series] == spent
+    received = after["vllm:prompt_tokens_total"] - before["vllm:prompt_tokens_total"]
+    longest = max(cell.sequences * cell.input_tokens for cell in plan.cells)
+    # Its time ends within a cell, whose prompts the server may not have come to.
+    assert result.input_tokens - longest <= received <= result.input_tokens
+    assert after["vllm:num_preemptions_total"] == before["vllm:num_preemptions_total"]
     model = fit_step_time(
         result.observations, source="probe", kv_bytes_per_token=KV_BYTES_PER_TOKEN
     )
