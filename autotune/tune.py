@@ -145,7 +145,15 @@ class Tuning:
                 device=self.device,
                 fingerprint=self.workload.fingerprint,
             )
-            profile = profile_of(subject, runs[0], self.study.goal, is_load_ours=True)
+            # What this machine reaches says nothing about an engine that only pretends to compute.
+            real = self.study.engine.platform != "simulated"
+            profile = profile_of(
+                subject,
+                runs[0],
+                self.study.goal,
+                is_load_ours=True,
+                ceilings=self.store.ceilings(self.device.key) if real else None,
+            )
             self.store.save_profile(profile)
             verdict, step_time = profile.verdict, profile.step_time
             self.reporter.verdict(verdict)
