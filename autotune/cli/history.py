@@ -13,8 +13,8 @@ from kvtune.autotune.cli import options
 app = typer.Typer(
     name="history",
     help="List what was measured before; export and import it as JSON lines.",
-    epilog="Examples:\n\n- kvtune history\n\n- kvtune history export -o all.jsonl\n\n"
-    "- kvtune history import all.jsonl",
+    epilog="Examples:\n\n- kvtune history\n\n- kvtune history forecasts\n\n"
+    "- kvtune history export -o all.jsonl\n\n- kvtune history import all.jsonl",
     invoke_without_command=True,
 )
 
@@ -55,6 +55,30 @@ def studies(
         name = f"[bold]{escape(row.name)}[/bold]" + " " * (longest - len(row.name))
         stdout.print(f"{name}  {'; '.join(parts)}", soft_wrap=True)
         stdout.print(f"    [dim]{escape(goal_text(row.goal))}[/dim]", soft_wrap=True)
+
+
+@app.command("forecasts", epilog="Example: kvtune history forecasts")
+def forecasts(
+    context: typer.Context, store: options.StoreUrl = None, json: options.Json = False
+) -> None:
+    """Compare what levers were expected to do with what trials measured later."""
+    from dataclasses import asdict
+    from json import dumps
+
+    from kvtune.autotune.cli.console import print_json
+    from kvtune.autotune.cli.forecasts import print_calibration
+    from kvtune.autotune.forecast.score import scores
+
+    with options.open_history(store or context.obj) as history:
+        told = history.forecasts()
+    if json:
+        found = {
+            "forecasts": [forecast.model_dump(mode="json") for forecast in told],
+            "scores": [asdict(score) for score in scores(told)],
+        }
+        print_json(dumps(found))
+        return
+    print_calibration(told)
 
 
 @app.command("export", epilog="Example: kvtune history export --study latest -o study.jsonl")

@@ -25,6 +25,7 @@ THROUGHPUT, STEP, FIRST_TOKEN, GOODPUT = (
     "ttft_p50_s",
     "goodput_requests_per_s",
 )
+TOKEN = "tpot_p50_s"
 TOLERATED: Mapping[str, float] = {THROUGHPUT: 0.15, STEP: 0.15, FIRST_TOKEN: 0.3, GOODPUT: 0.15}
 """How far the simulated baseline may be from the measured one, as a share of it. Above it nothing
 is forecast for the metric, and for throughput nothing at all. A median wait of a queue that comes
@@ -35,6 +36,9 @@ DRIFT = 1.5
 
 CLOSE = 0.01
 """How near to the measured time of a prefill the fitted one is, as a share of it."""
+
+BURSTS = 0.05
+"""Share of tokens that come in one message with another above which gaps are no steps."""
 
 _ROUNDS = 3
 _SEARCHES = 8
@@ -92,7 +96,10 @@ class Calibration:
 
 
 def calibrate(baseline: Baseline, model: StepTimeModel | None) -> Calibration:
-    """Fit the costs; without a model a decode step costs the same whatever is in it.
+    """Fit the costs.
+
+    Without a model half of a decode step is taken to be fixed, and its sequences and their cached
+    tokens to cost a quarter each; the ends are then steps that are all of one kind.
 
     Raises:
         BadInput: nothing was measured that costs could be fitted to.
@@ -103,13 +110,20 @@ def calibrate(baseline: Baseline, model: StepTimeModel | None) -> Calibration:
         raise BadInput(
             "no request of the baseline completed", fix="send a load that the server can carry"
         )
-    step_s = measured.get(STEP)
-    parts = _parts(model, step_s or 0.0)
-    cost = StepCost(parts[0].estimate, parts[1].estimate, parts[2].estimate)
+    if _is_in_bursts(run):
+        # The gaps between messages are no steps.
+        del measured[STEP]
+    scale = STEP if STEP in measured else TOKEN
+    step_s = measured.get(scale)
+    if model is None:
+        cost = _undecided(baseline, step_s or 0.0, measured[FIRST_TOKEN])
+    else:
+        parts = model.fixed_s, model.per_sequence_s, model.per_kv_token_s
+        cost = StepCost(*(part.estimate for part in parts))
     drift = 1.0
     for _ in range(_ROUNDS):
         cost = _with_prefill(baseline, cost, measured[FIRST_TOKEN])
-        found_s = measure(baseline.replay(cost).run, baseline.goal).get(STEP)
+        found_s = measure(baseline.replay(cost).run, baseline.goal).get(scale)
         if not step_s or not found_s:
             break
         cost, drift = cost.slower(step_s / found_s), drift * step_s / found_s
@@ -117,7 +131,7 @@ def calibrate(baseline: Baseline, model: StepTimeModel | None) -> Calibration:
     figures = measure(simulated.run, baseline.goal)
     return Calibration(
         cost=cost,
-        ends=_ends(cost, parts, drift, simulated),
+        ends=_ends(cost, model, drift, simulated),
         drift=1.0 if model is None else drift,
         simulated=simulated,
         measured=measured,
@@ -129,27 +143,43 @@ def calibrate(baseline: Baseline, model: StepTimeModel | None) -> Calibration:
     )
 
 
-def _parts(model: StepTimeModel | None, step_s: float) -> tuple[Interval, Interval, Interval]:
-    """The fixed part, a sequence's and a cached token's. `high` of None is not known."""
-    if model is not None:
-        return model.fixed_s, model.per_sequence_s, model.per_kv_token_s
-    unknown = Interval(estimate=0.0, low=0.0, high=None, unit="s")
-    return Interval(estimate=step_s, low=0.0, high=step_s, unit="s"), unknown, unknown
+def _undecided(baseline: Baseline, step_s: float, first_token_s: float) -> StepCost:
+    """Costs of a decode step of `step_s` of which nothing else is known."""
+    fixed = _with_prefill(baseline, StepCost(step_s), first_token_s)
+    seen = baseline.replay(fixed)
+    if not seen.mean_sequences:
+        return fixed
+    return StepCost(
+        fixed_s=step_s / 2,
+        per_sequence_s=step_s / 4 / seen.mean_sequences,
+        per_kv_token_s=step_s / 4 / seen.mean_resident_tokens,
+    )
+
+
+def _is_in_bursts(run: LoadRun) -> bool:
+    """Whether messages carry several tokens, as when a client or a server cannot keep up."""
+    gaps_s = [gap_s for record in run.records if record.ok for gap_s in record.gaps_s]
+    return sum(gap_s == 0 for gap_s in gaps_s) > BURSTS * len(gaps_s)
 
 
 def _ends(
-    cost: StepCost, parts: Sequence[Interval], drift: float, simulated: SimulatedRun
+    cost: StepCost, model: StepTimeModel | None, drift: float, simulated: SimulatedRun
 ) -> tuple[StepCost, ...]:
     """Costs at the ends of the parts' intervals; the fixed part makes up for the difference."""
+    means = {
+        "per_kv_token_s": simulated.mean_resident_tokens,
+        "per_sequence_s": simulated.mean_sequences,
+    }
+    if model is None:
+        for name, amount in means.items():
+            cost = _moved(cost, name, 0.0, amount)
     found = []
-    for name, part, amount in (
-        ("per_kv_token_s", parts[2], simulated.mean_resident_tokens),
-        ("per_sequence_s", parts[1], simulated.mean_sequences),
-    ):
+    for name, amount in means.items():
         now: float = getattr(cost, name)
         most = now + cost.fixed_s / amount if amount else now
-        low = 0.0 if part.low is None else part.low * drift
-        high = most if part.high is None else part.high * drift
+        part: Interval | None = None if model is None else getattr(model, name)
+        low = 0.0 if part is None or part.low is None else part.low * drift
+        high = most if part is None or part.high is None else part.high * drift
         found += [_moved(cost, name, min(bound, most), amount) for bound in (low, high)]
     return tuple(found)
 

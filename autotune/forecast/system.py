@@ -104,7 +104,8 @@ def _pool(arguments: Mapping[str, JsonValue], ctx: Context) -> Pool | None:
         return None
     more = 1.0 if asked is None or memory is None else asked / memory
     smaller = _element_bytes(ctx.base_arguments, ctx) / _element_bytes(arguments, ctx)
-    tokens = seen.num_gpu_blocks * seen.block_size_tokens * more * smaller
+    # Up to one block's memory was left over, which other blocks may use: half of it is expected.
+    tokens = (seen.num_gpu_blocks + 0.5) * seen.block_size_tokens * more * smaller
     return Pool(int(tokens / block_tokens), block_tokens)
 
 

@@ -70,3 +70,25 @@ def test_a_store_that_is_none_is_bad_input(kvtune):
 def test_a_store_that_cannot_be_opened_is_exit_code_3(kvtune, tmp_path):
     (tmp_path / "file").write_text("not a database, and long enough to be looked at" * 40)
     assert "error: " in kvtune("history", "--store", tmp_path / "file", code=3).err
+
+
+def test_forecasts_of_a_search_are_shown_beside_what_its_trials_measured(after_search, kvtune):
+    found = kvtune("history", "forecasts", "--json").json()
+    measured = [one for one in found["forecasts"] if one["measured"] is not None]
+    assert {one["study"] for one in measured} == {after_search.study}
+    capacity = [one for one in measured if one["metric"] == "capacity_tokens"]
+    assert capacity
+    for one in capacity:
+        # The model is not known, so what is left over of the pool is not either.
+        assert abs(one["predicted"] - one["measured"]) < 128
+    by_metric = {score["metric"]: score for score in found["scores"]}
+    assert by_metric["capacity_tokens"]["measured"] == len(capacity)
+    said = kvtune("history", "forecasts").out
+    assert f"{len(measured)} of them measured later" in said
+    assert "direction right in" in said
+    assert "predicted" in said
+
+
+def test_history_without_forecasts_says_how_they_are_measured(kvtune):
+    assert "A search measures them" in kvtune("history", "forecasts").out
+    assert kvtune("history", "forecasts", "--json").json() == {"forecasts": [], "scores": []}

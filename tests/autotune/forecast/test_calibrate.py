@@ -90,14 +90,32 @@ def test_ends_of_the_intervals_give_the_same_mean_step(baseline_of, model_of):
 def test_without_a_model_a_step_may_be_all_overhead_or_all_reading(baseline_of):
     found = calibrate(baseline_of(), None)
     assert found.drift == 1.0
-    assert (found.cost.per_kv_token_s, found.cost.per_sequence_s) == (0.0, 0.0)
     assert abs(found.missed["itl_p50_s"]) < 0.03
-    least, most = found.ends[:2]
-    assert least.fixed_s == found.cost.fixed_s
-    assert most.fixed_s == pytest.approx(0.0, abs=1e-9)
-    assert most.per_kv_token_s * found.simulated.mean_resident_tokens == pytest.approx(
-        found.cost.fixed_s
-    )
+    sequences, tokens = found.simulated.mean_sequences, found.simulated.mean_resident_tokens
+    cost = found.cost
+    parts = cost.fixed_s, sequences * cost.per_sequence_s, tokens * cost.per_kv_token_s
+    assert [part / sum(parts) for part in parts] == pytest.approx([0.5, 0.25, 0.25], abs=0.05)
+    fixed, reading, _, width = found.ends
+    assert (fixed.per_kv_token_s, fixed.per_sequence_s) == (0.0, 0.0)
+    assert fixed.fixed_s == pytest.approx(sum(parts))
+    assert reading.fixed_s == width.fixed_s == pytest.approx(0.0, abs=1e-9)
+    assert reading.per_kv_token_s * tokens == pytest.approx(sum(parts))
+    assert width.per_sequence_s * sequences == pytest.approx(sum(parts))
+
+
+def test_gaps_of_messages_with_several_tokens_are_no_steps(baseline_of, model_of):
+    def two_at_once(record):
+        merged = []
+        for at in range(0, len(record.gaps_s) - 1, 2):
+            merged += [sum(record.gaps_s[at : at + 2]), 0.0]
+        return replace(record, gaps_s=(*merged, *record.gaps_s[len(merged) :]))
+
+    plain = baseline_of()
+    records = tuple(two_at_once(record) for record in plain.run.records)
+    found = calibrate(replace(plain, run=replace(plain.run, records=records)), model_of(TRUE))
+    assert found.drift == pytest.approx(1.0, abs=0.05)
+    assert "itl_p50_s was not measured" in found.problem("itl_p50_s")
+    assert found.problem("ttft_p50_s") == ""
 
 
 def test_baseline_that_is_missed_forecasts_nothing(baseline_of, model_of):

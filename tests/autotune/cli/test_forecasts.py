@@ -1,0 +1,69 @@
+"""How forecasts look in the terminal."""
+
+from __future__ import annotations
+
+from kvtune.autotune.cli.forecasts import PLOT_COLUMNS, PLOT_ROWS, print_forecasts, scatter
+from kvtune.types import Forecast, Interval
+
+
+def told(lever, metric, estimate=None, served_by="engine", reason="because"):
+    ratio = None
+    if estimate is not None:
+        ratio = Interval(estimate=estimate, low=estimate - 0.05, high=estimate + 0.05, unit="ratio")
+    return Forecast(
+        lever=lever,
+        arguments={},
+        served_by=served_by,
+        metric=metric,
+        unit="",
+        ratio=ratio,
+        reason=reason,
+    )
+
+
+def lever(name, goodput, **others):
+    rest = {"capacity_tokens": 2.0, "itl_p50_s": 0.9, "ttft_p50_s": None, **others}
+    return [
+        told(name, "goodput_requests_per_s", goodput),
+        *(told(name, metric, value) for metric, value in rest.items()),
+    ]
+
+
+def test_best_lever_comes_first_with_its_range_and_unknown_is_no_number(capsys):
+    print_forecasts([*lever("small", 1.02), *lever("large", 1.5)])
+    said = capsys.readouterr().out
+    assert said.index("large") < said.index("small")
+    (line,) = [line for line in said.splitlines() if line.startswith("large")]
+    assert line.split() == ["large", "+100%", "-10%", "-", "+50%", "(+45%", "to", "+55%)"]
+    assert "- large, small: because" in said
+
+
+def test_lever_without_a_figure_is_only_explained(capsys):
+    reason = "not known"
+    metrics = ("capacity_tokens", "itl_p50_s", "ttft_p50_s", "goodput_requests_per_s")
+    print_forecasts(
+        [*lever("kv", 1.1), *(told("offload", metric, reason=reason) for metric in metrics)]
+    )
+    said = capsys.readouterr().out
+    assert [line for line in said.splitlines() if "offload" in line] == ["- offload: not known"]
+
+
+def test_reference_is_marked(capsys):
+    found = [one.model_copy(update={"served_by": "reference"}) for one in lever("quest", 1.1)]
+    print_forecasts(found)
+    assert "quest (reference)" in capsys.readouterr().out
+
+
+def test_perfect_forecasts_lie_on_the_dots_and_equal_ones_are_counted():
+    lines = scatter([(1.0, 1.0), (1.0, 1.0), (2.0, 2.0), (2.0, 1.0)]).splitlines()
+    rows = [line[10:] for line in lines if "|" in line]
+    assert len(rows) == PLOT_ROWS
+    assert max(map(len, rows)) <= PLOT_COLUMNS
+    # From 0.95 to 2.05: 1 is in the second of 17 rows from below, 2 in the second from above.
+    assert rows[-2].index("2") == round(0.05 / 1.1 * 60)
+    assert rows[-2].index("o") == rows[1].index("o") == round(1.05 / 1.1 * 60)
+    assert sum(row.count(".") for row in rows) == PLOT_COLUMNS - 2
+
+
+def test_plot_of_no_change_at_all_has_a_scale():
+    assert "o" in scatter([(1.0, 1.0)])
