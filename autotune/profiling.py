@@ -24,6 +24,7 @@ from kvtune.profilers.step_gaps import Observations, observations
 from kvtune.profilers.step_time import fit_step_time, missing_for_fit
 from kvtune.profilers.verdict import judge
 from kvtune.profilers.window import Window
+from kvtune.store.rows import StudyRow
 from kvtune.types import (
     Ceilings,
     Device,
@@ -35,6 +36,7 @@ from kvtune.types import (
     LoadRun,
     Profile,
     StepTimeModel,
+    Trial,
     WorkloadFingerprint,
 )
 
@@ -108,6 +110,35 @@ def profile_of(
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         ceilings=ceilings,
         step_time=step_time,
+    )
+
+
+def profile_baseline(
+    study: StudyRow,
+    trial: Trial,
+    effective: EffectiveConfig | None,
+    run: LoadRun,
+    *,
+    device: Device,
+    fingerprint: WorkloadFingerprint,
+    ceilings: Ceilings | None,
+) -> Profile:
+    """Judge the run of a study's baseline. `ceilings` are those of this machine.
+
+    They say nothing about an engine that only pretends to compute.
+    """
+    subject = Subject(
+        model=study.model,
+        endpoint_url="",
+        arguments=trial.arguments,
+        effective=effective,
+        engine=study.engine,
+        device=device,
+        fingerprint=fingerprint,
+    )
+    pretends = study.engine.platform == "simulated"
+    return profile_of(
+        subject, run, study.goal, is_load_ours=True, ceilings=None if pretends else ceilings
     )
 
 

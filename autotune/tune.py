@@ -34,7 +34,7 @@ from kvtune.autotune.ledger import (
     RequestSet,
 )
 from kvtune.autotune.limits import Budget, Rules
-from kvtune.autotune.profiling import Subject, observed_concurrency, profile_of
+from kvtune.autotune.profiling import observed_concurrency, profile_baseline
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.search import Proposal, Search
 from kvtune.autotune.space import SearchSpace, build_space, infeasible_reason, stack_from
@@ -136,23 +136,14 @@ class Tuning:
         runs = self.ledger.runs(baseline.trial, self.tuning_set, canary=True)
         verdict = step_time = None
         if runs:
-            subject = Subject(
-                model=self.study.model,
-                endpoint_url="",
-                arguments=baseline.trial.arguments,
-                effective=baseline.measurement.effective,
-                engine=self.study.engine,
+            profile = profile_baseline(
+                self.study,
+                baseline.trial,
+                baseline.measurement.effective,
+                runs[0],
                 device=self.device,
                 fingerprint=self.workload.fingerprint,
-            )
-            # What this machine reaches says nothing about an engine that only pretends to compute.
-            real = self.study.engine.platform != "simulated"
-            profile = profile_of(
-                subject,
-                runs[0],
-                self.study.goal,
-                is_load_ours=True,
-                ceilings=self.store.ceilings(self.device.key) if real else None,
+                ceilings=self.store.ceilings(self.device.key),
             )
             self.store.save_profile(profile)
             verdict, step_time = profile.verdict, profile.step_time
