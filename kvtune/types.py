@@ -443,25 +443,6 @@ class Verdict(Stored):
     shares: dict[Bottleneck, float] = Field(default_factory=dict)
 
 
-class Profile(Stored):
-    """A workload on a server: what was seen, and what it is bound by."""
-
-    model: str
-    endpoint_url: str
-    device: Device | None
-    engine: EngineInfo | None
-    effective: EffectiveConfig | None
-    fingerprint: WorkloadFingerprint | None
-    metrics: dict[str, tuple[float, ...]]
-    counters: dict[str, float]
-    window_s: float
-    verdict: Verdict
-    warnings: tuple[str, ...] = ()
-    measured_at: str = ""
-    ceilings: Ceilings | None = None
-    step_time: StepTimeModel | None = None
-
-
 class Forecast(Stored):
     """What a lever is expected to do to one metric, told before it was tried.
 
@@ -492,6 +473,29 @@ class Forecast(Stored):
         if self.measured is None or not self.measured_baseline:
             return None
         return self.measured / self.measured_baseline
+
+
+class Profile(Stored):
+    """A workload on a server: what was seen, and what it is bound by.
+
+    The store keeps `forecasts` apart, beside what is measured of them later.
+    """
+
+    model: str
+    endpoint_url: str
+    device: Device | None
+    engine: EngineInfo | None
+    effective: EffectiveConfig | None
+    fingerprint: WorkloadFingerprint | None
+    metrics: dict[str, tuple[float, ...]]
+    counters: dict[str, float]
+    window_s: float
+    verdict: Verdict
+    warnings: tuple[str, ...] = ()
+    measured_at: str = ""
+    ceilings: Ceilings | None = None
+    step_time: StepTimeModel | None = None
+    forecasts: tuple[Forecast, ...] = ()
 
 
 # --- decision and what is handed over ---------------------------------------------------------

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Endpoint,
         EngineInfo,
         Failure,
+        Forecast,
         Goal,
         LoadRun,
         Profile,
@@ -104,6 +105,7 @@ def profile(
     --model alone kvtune starts a server, replays the workload and stops it.
     """
     from kvtune.autotune.cli.console import TerminalReporter, print_json
+    from kvtune.autotune.cli.forecasts import print_forecasts
     from kvtune.autotune.cli.results import print_profile
     from kvtune.autotune.cli.step_time import print_step_time
     from kvtune.autotune.trial import check_model
@@ -142,7 +144,7 @@ def profile(
             if url is not None:
                 known = _Known(model, arguments or None)
                 probe_s = probe_limit_s if probe else None
-                result = _attached(url, known, load, watch_s, probe_s, wanted, reporter)
+                result, run = _attached(url, known, load, watch_s, probe_s, wanted, reporter)
             elif load is None:
                 raise BadInput(
                     "a server that kvtune starts gets no traffic of its own",
@@ -155,7 +157,7 @@ def profile(
                 with runner:
                     if engine_args:
                         options.check_arguments(runner, arguments, str(model))
-                    result = _launched(
+                    result, run = _launched(
                         runner,
                         str(model),
                         served_model_name,
@@ -168,12 +170,14 @@ def profile(
                         history,
                         reporter,
                     )
+            told = _told(result, run, load, wanted, model, arguments, history, reporter)
         history.save_profile(result)
     if json:
-        print_json(result.model_dump_json())
+        print_json(result.model_copy(update={"forecasts": told}).model_dump_json())
     else:
         print_profile(result)
         print_step_time(result.step_time)
+        print_forecasts(told)
 
 
 def _attached(
@@ -184,7 +188,7 @@ def _attached(
     probe_s: float | None,
     goal: Goal,
     reporter: TerminalReporter,
-) -> Profile:
+) -> tuple[Profile, LoadRun]:
     from kvtune.autotune.profiling import Subject, profile_of, watch
     from kvtune.autotune.trial import request_failure
     from kvtune.engines.vllm.attach import attach
@@ -216,7 +220,7 @@ def _attached(
         effective=effective,
         fingerprint=None if load is None else load.workload.fingerprint,
     )
-    return profile_of(subject, run, goal, is_load_ours=False, probed=probed)
+    return profile_of(subject, run, goal, is_load_ours=False, probed=probed), run
 
 
 def _launched(
@@ -231,7 +235,7 @@ def _launched(
     goal: Goal,
     history: Store,
     reporter: TerminalReporter,
-) -> Profile:
+) -> tuple[Profile, LoadRun]:
     from kvtune.autotune.profiling import Subject, profile_of
     from kvtune.autotune.trial import death, request_failure
     from kvtune.engines.base import ServerSpec
@@ -276,7 +280,32 @@ def _launched(
         device=device,
         fingerprint=load.workload.fingerprint,
     )
-    return profile_of(subject, run, goal, is_load_ours=True, ceilings=ceilings, probed=probed)
+    profiled = profile_of(subject, run, goal, is_load_ours=True, ceilings=ceilings, probed=probed)
+    return profiled, run
+
+
+def _told(
+    profile: Profile,
+    run: LoadRun,
+    load: _Load | None,
+    goal: Goal,
+    model: str | None,
+    arguments: options.Arguments,
+    history: Store,
+    reporter: TerminalReporter,
+) -> tuple[Forecast, ...]:
+    """What each lever would change; kept until a search measures it."""
+    from kvtune.autotune.forecast.tell import forecasts_of
+
+    if load is None:
+        return ()
+    reporter.note("forecasting what each lever would change")
+    requests, plan = load.workload.requests, load.plan
+    told = forecasts_of(profile, run, requests, plan, goal, model=model, arguments=arguments)
+    if told.missing:
+        reporter.note(f"nothing is forecast: {told.missing}")
+    history.save_forecasts(told.subject, told.forecasts)
+    return told.forecasts
 
 
 def _ceilings(

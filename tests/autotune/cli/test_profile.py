@@ -11,6 +11,7 @@ from kvtune.engines.base import ServerSpec
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.errors import BadInput, EngineError
 from kvtune.profilers.scrape import parse_metrics
+from kvtune.store import open_store
 from kvtune.types import FailureClass
 
 
@@ -142,3 +143,21 @@ def test_what_a_probe_cannot_do_is_said(serve, kvtune):
 def test_the_time_of_a_probe_has_a_unit(kvtune, probe_time):
     words = ("profile", "--url", "http://localhost:1", "--probe-time", probe_time)
     assert "is not a time" in kvtune(*words, code=2).err
+
+
+def test_levers_are_forecast_from_the_load_and_kept(serve, profile, tmp_path):
+    url = serve(kv_cache_memory_bytes=512 << 20)
+    told = profile("--url", url)["forecasts"]
+    by_lever = {one["lever"]: one for one in told if one["metric"] == "capacity_tokens"}
+    # The server has 182 blocks of 128 tokens; the model's bytes are not known.
+    doubled = by_lever["kv memory x2"]
+    assert doubled["predicted"] / doubled["baseline"] == pytest.approx(2.0, abs=0.01)
+    assert "but the load fills" in doubled["reason"]
+    assert by_lever["kv offload"]["predicted"] is None
+    with open_store(tmp_path / "kvtune.db") as store:
+        assert len(store.forecasts()) == len(told)
+        assert store.profiles()[0].profile.forecasts == ()
+
+
+def test_nothing_is_forecast_without_a_load(serve, profile):
+    assert profile("--url", serve(), "--duration", "1s", load=False)["forecasts"] == []
