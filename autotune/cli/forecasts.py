@@ -20,28 +20,36 @@ NAMES = {**COLUMNS, STEP: "decode step"}
 
 
 def print_forecasts(told: Sequence[Forecast]) -> None:
-    """Show what each lever would change, the one that most helps goodput first."""
+    """Show what each lever would change, the one that most helps goodput first.
+
+    Levers that the engine serves come first, with their reasons; others would need another engine.
+    """
     by_lever: dict[str, dict[str, Forecast]] = {}
     for forecast in told:
         by_lever.setdefault(forecast.lever, {})[forecast.metric] = forecast
-    levers = sorted(by_lever.items(), key=lambda item: -_gain(item[1].get(GOODPUT)))
-    shown = [item for item in levers if any(one.ratio is not None for one in item[1].values())]
-    if not shown:
-        return
-    stdout.print("\nForecasts, each as a change from what was measured:")
+    levers = sorted(by_lever.items(), key=lambda item: -_gain(item[1][GOODPUT]))
+    served = [item for item in levers if item[1][GOODPUT].served_by == "engine"]
+    others = [item for item in levers if item[1][GOODPUT].served_by == "reference"]
+    if served:
+        stdout.print("\nForecasts, each as a change from what was measured:")
+        _print_levers(served)
+        for name, found in served:
+            stdout.print(f"- {escape(f'{name}: {found[GOODPUT].reason}')}", soft_wrap=True)
+    if others:
+        stdout.print("\nIf an engine served them (their reasons are in --json):")
+        _print_levers(others)
+
+
+def _print_levers(levers: Sequence[tuple[str, dict[str, Forecast]]]) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("lever", overflow="fold")
     for title in COLUMNS.values():
         table.add_column(title, justify="right", no_wrap=True)
-    for name, found in shown:
-        mark = " [dim](reference)[/dim]" if _is_reference(found) else ""
-        cells = [_short(found[metric].ratio) for metric in COLUMNS if metric != GOODPUT]
-        table.add_row(escape(name) + mark, *cells, _change(found[GOODPUT].ratio))
+    for name, found in levers:
+        if any(forecast.ratio is not None for forecast in found.values()):
+            cells = [_short(found[metric].ratio) for metric in COLUMNS if metric != GOODPUT]
+            table.add_row(escape(name), *cells, _change(found[GOODPUT].ratio))
     stdout.print(table)
-    reasons = [(name, found[GOODPUT].reason) for name, found in levers]
-    for text in dict.fromkeys(reason for _, reason in reasons):
-        names = ", ".join(name for name, reason in reasons if reason == text)
-        stdout.print(f"- {escape(names)}: {escape(text)}", soft_wrap=True)
 
 
 def print_calibration(told: Sequence[Forecast]) -> None:
@@ -106,12 +114,8 @@ def scatter(pairs: Sequence[tuple[float, float]]) -> str:
     return "\n".join([*lines, f"{'':>8} +{'-' * PLOT_COLUMNS}", f"{'':>10}{axis}  predicted"])
 
 
-def _gain(forecast: Forecast | None) -> float:
-    return forecast.ratio.estimate if forecast is not None and forecast.ratio is not None else 0.0
-
-
-def _is_reference(found: dict[str, Forecast]) -> bool:
-    return any(forecast.served_by == "reference" for forecast in found.values())
+def _gain(forecast: Forecast) -> float:
+    return forecast.ratio.estimate if forecast.ratio is not None else 0.0
 
 
 def _short(ratio: Interval | None) -> str:

@@ -154,9 +154,11 @@ def _method(text: str, cache: ModelCache, mean: History, name: str, not_served: 
         return Lever(name, "", stack=text, not_served=not_served, problem=error.message)
     resident = taken.resident_bytes / full.resident_bytes
     read = taken.read_bytes_per_step / full.read_bytes_per_step
+    # Until then a prompt takes its full size, which is not simulated.
+    cut = " once prompts are cut" if stack.evictors else ""
     return Lever(
         name,
-        says=f"holds {resident:.0%} and reads {read:.0%} of the bytes",
+        says=f"holds {resident:.0%} and reads {read:.0%} of the bytes{cut}",
         stack=text,
         not_served=not_served,
         resident_ratio=resident,

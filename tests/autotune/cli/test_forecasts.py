@@ -35,7 +35,7 @@ def test_best_lever_comes_first_with_its_range_and_unknown_is_no_number(capsys):
     assert said.index("large") < said.index("small")
     (line,) = [line for line in said.splitlines() if line.startswith("large")]
     assert line.split() == ["large", "+100%", "-10%", "-", "+50%", "(+45%", "to", "+55%)"]
-    assert "- large, small: because" in said
+    assert "- large: because" in said
 
 
 def test_lever_without_a_figure_is_only_explained(capsys):
@@ -48,10 +48,13 @@ def test_lever_without_a_figure_is_only_explained(capsys):
     assert [line for line in said.splitlines() if "offload" in line] == ["- offload: not known"]
 
 
-def test_reference_is_marked(capsys):
-    found = [one.model_copy(update={"served_by": "reference"}) for one in lever("quest", 1.1)]
-    print_forecasts(found)
-    assert "quest (reference)" in capsys.readouterr().out
+def test_what_no_engine_serves_stands_apart_though_it_promises_more(capsys):
+    found = [one.model_copy(update={"served_by": "reference"}) for one in lever("quest", 9.0)]
+    print_forecasts([*found, *lever("kv", 1.1)])
+    served, others = capsys.readouterr().out.split("If an engine served them")
+    assert "kv" in served
+    assert "quest" in others
+    assert "quest" not in served
 
 
 def test_perfect_forecasts_lie_on_the_dots_and_equal_ones_are_counted():
