@@ -29,6 +29,7 @@ from kvtune.autotune.forecast.system import as_reported, system_of
 from kvtune.errors import BadInput
 from kvtune.policies.base import Context
 from kvtune.policies.method import History
+from kvtune.policies.settings import max_model_len_tokens
 from kvtune.profilers.measure import LoadPlan
 from kvtune.profilers.metrics.base import measure
 from kvtune.profilers.scrape import ENGINES
@@ -78,8 +79,8 @@ class Forecaster:
         A metric without a figure says in its reason why.
         """
         system = None if lever.problem else self._system(lever)
-        problem = lever.problem or ("" if system else "the size of the pool is not known")
-        if system is None:
+        problem = lever.problem or self._refused(system)
+        if problem or system is None:
             units = {CAPACITY: "tokens", SEQUENCES: "sequences", **SIMULATED}
             return tuple(self._blank(lever, metric, units[metric], problem) for metric in units)
         runs: list[SimulatedRun] = []
@@ -121,6 +122,19 @@ class Forecaster:
             base,
             blocks=1 + int((base.blocks - 1) / lever.resident_ratio),
             limits=replace(base.limits, prefix_caching=caching),
+        )
+
+    def _refused(self, system: System | None) -> str:
+        """Why an engine would not start; empty when it would."""
+        if system is None:
+            return "the size of the pool is not known"
+        longest = max_model_len_tokens(self.context.base_arguments, self.context)
+        usable = (system.blocks - 1) * system.block_tokens
+        if longest is None or longest <= usable:
+            return ""
+        return (
+            f"the engine would refuse it: {usable:,} tokens are less than one request of "
+            f"max-model-len {longest:,}"
         )
 
     def _drawn(self) -> list[_Draw]:

@@ -34,7 +34,7 @@ def context(device=GPU, blocks=1000, block_tokens=16, model=True, **changes):
         "kv_cache_memory_bytes": blocks * block_tokens * TOKEN_BYTES + 77,
         "max_num_seqs": 64,
         "max_num_batched_tokens": 2048,
-        "max_model_len_tokens": 4096,
+        "max_model_len_tokens": 360,
         "enable_prefix_caching": True,
         "kv_cache_dtype": "auto",
     }

@@ -124,9 +124,19 @@ def test_lever_with_a_problem_says_it_for_every_metric(forecaster_of):
     assert all(one.predicted is None and "not part of" in one.reason for one in found)
 
 
-def test_pool_too_small_for_a_request_is_said(forecaster_of):
+def test_pool_in_which_the_engine_would_not_start_is_said(forecaster_of):
     forecaster = forecaster_of(blocks=24)
-    found = by_metric(forecaster, found_on(forecaster.context)["kv memory x0.5"])
+    found = forecaster.forecast(found_on(forecaster.context)["kv memory x0.5"])
+    reason = "the engine would refuse it: 176 tokens are less than one request of max-model-len 360"
+    assert [(one.predicted, one.reason) for one in found] == [(None, reason)] * 5
+
+
+def test_request_that_would_not_fit_is_said(forecaster_of):
+    forecaster = forecaster_of(blocks=24)
+    # The longest sequence that the engine serves is not known.
+    forecaster.context = replace(forecaster.context, baseline=None, model=None)
+    lever = replace(found_on(context())["int4_per_token_head"], resident_ratio=2.0)
+    found = by_metric(forecaster, lever)
     assert "does not fit" in found["goodput_requests_per_s"].reason
     assert found["goodput_requests_per_s"].predicted is None
     assert found["capacity_tokens"].predicted == 12 * 16
