@@ -111,7 +111,8 @@ def test_a_busy_server_is_left_alone(serve, monkeypatch):
 
     async def run():
         other = asyncio.create_task(generate(server, tokens=200))
-        await asyncio.sleep(0.3)
+        while not page(server).gauges["vllm:num_requests_running"]:
+            await asyncio.sleep(0.05)
         before = page(server).counters["vllm:prompt_tokens_total"]
         result = await probe(
             server.endpoint,
