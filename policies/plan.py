@@ -15,6 +15,7 @@ from kvtune.policies.compose import notes, refusals
 from kvtune.policies.devices import DeviceSpec
 from kvtune.policies.footprint import Footprint, footprint
 from kvtune.policies.method import (
+    ArchitectureMethod,
     History,
     LayerShape,
     Method,
@@ -107,6 +108,12 @@ def default_stacks() -> list[MethodStack]:
         MethodStack((cls(),)) for _, cls in sorted(methods().items()) if issubclass(cls, kinds)
     ]
     return [MethodStack(), *alone]
+
+
+def architecture_advice(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """What the architectures that a config.json describes mean, by their titles."""
+    kinds = [cls() for _, cls in sorted(methods().items()) if issubclass(cls, ArchitectureMethod)]
+    return {kind.title: tuple(kind.advise(config)) for kind in kinds if kind.detect(config)}
 
 
 def method_layers(cache: ModelCache, tensor_parallel: int = 1) -> list[LayerShape]:

@@ -88,7 +88,7 @@ def plan(
     from kvtune.policies.method_stack import MethodStack, parse_stack
     from kvtune.policies.model_cache import read_model_cache
     from kvtune.policies.model_config import load_config
-    from kvtune.policies.plan import PlanInput, default_stacks, row_as_dict
+    from kvtune.policies.plan import PlanInput, architecture_advice, default_stacks, row_as_dict
     from kvtune.policies.plan import plan as make_plan
 
     seen = _sequence(workload, input_tokens, output_tokens)
@@ -105,11 +105,13 @@ def plan(
     )
     stacks = [MethodStack(), *map(parse_stack, stack)] if stack else default_stacks()
     rows = make_plan(given, stacks)
+    advice = architecture_advice(read)
     if json:
-        about = _about(given)
+        about = {**_about(given), "architectures": advice}
         print_json(dumps({**about, "rows": [row_as_dict(row) for row in rows]}))
     else:
         _print(given, rows)
+        _print_advice(advice)
 
 
 def _sequence(
@@ -231,6 +233,17 @@ def _print(given: PlanInput, rows: list[PlanRow]) -> None:
         "them.",
         soft_wrap=True,
     )
+
+
+def _print_advice(advice: dict[str, tuple[str, ...]]) -> None:
+    from rich.markup import escape
+
+    from kvtune.autotune.cli.console import stdout
+
+    for title, lines in advice.items():
+        stdout.print(f"\nThis model has {escape(title)}:", soft_wrap=True)
+        for line in lines:
+            stdout.print(f"- {escape(line)}", soft_wrap=True)
 
 
 def _mebibytes(value: int | None) -> str:

@@ -34,6 +34,8 @@ def test_json_has_a_row_for_each_stack(kvtune, config):
     assert found["prompt_tokens"] == 4000
     assert [row["stack"] for row in found["rows"]] == ["full", stack.replace(" + ", " + ")]
     assert found["rows"][0]["bytes_per_token"] == 131072
+    (advice,) = found["architectures"].values()
+    assert any("MHA (32 KV heads)" in line and "4 times" in line for line in advice)
     assert found["rows"][1]["tokens"] > 4 * found["rows"][0]["tokens"]
 
 
@@ -42,6 +44,7 @@ def test_text_names_every_method_and_what_the_roof_is(kvtune, config):
     for name in ("full", "snapkv", "kivi", "quest", "palu"):
         assert f"\n{name}" in said
     assert "memory bus alone" in " ".join(said.split())
+    assert "This model has grouped-query attention:" in said
 
 
 def test_a_workload_gives_the_lengths(kvtune, config, tmp_path):
