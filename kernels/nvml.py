@@ -69,8 +69,8 @@ class GpuSampler:
     """Samples every visible GPU from a thread of its own while the block runs.
 
         with GpuSampler(interval_s=1.0) as sampler:
-            ...
-        sampler.samples, sampler.note
+            work()
+        print(sampler.samples, sampler.note)
 
     Args:
         interval_s: seconds between samples; longer where samples cost more than `COST_SHARE`.
