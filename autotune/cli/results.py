@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvtune.autotune.cli.console import headline, shares_text, stdout
-from kvtune.types import Decision, Evidence, Interval, Outcome, Profile, StepTimeModel
+from kvtune.types import Decision, Evidence, Interval, Outcome, Profile
 
 OUTCOME_TEXT: Mapping[Outcome, str] = {
     Outcome.WINNER: "[bold green]Winner[/bold green]",
@@ -53,8 +53,6 @@ def print_profile(profile: Profile) -> None:
     if verdict.shares:
         text = shares_text(verdict.shares)
         stdout.print(text[0].upper() + text[1:], soft_wrap=True)
-    if profile.step_time is not None:
-        stdout.print(step_time_text(profile.step_time), soft_wrap=True)
     stdout.print()
     stdout.print(evidence_table(verdict.evidence))
     named = {entry.partition(": ")[0] for entry in verdict.missing}
@@ -92,29 +90,6 @@ def evidence_table(evidence: tuple[Evidence, ...]) -> Table:
             escape(row.says),
         )
     return table
-
-
-def step_time_text(model: StepTimeModel) -> str:
-    """What a decode step costs, in a sentence."""
-    rate = model.kv_bytes_per_s
-    read = "" if rate is None else f"; KV is read at {digits(rate.estimate / 1e9)} GB/s"
-    return (
-        f"A decode step takes {interval(model.fixed_s)}, {interval(model.per_sequence_s)} a "
-        f"sequence and {interval(_per_thousand(model.per_kv_token_s))} a thousand tokens in the "
-        f"cache{read} (from the {model.source}, {model.observations} observations)"
-    )
-
-
-def _per_thousand(value: Interval) -> Interval:
-    scaled = {
-        bound: None if number is None else 1000 * number
-        for bound, number in (
-            ("estimate", value.estimate),
-            ("low", value.low),
-            ("high", value.high),
-        )
-    }
-    return value.model_copy(update=scaled)
 
 
 def figures_table(decision: Decision) -> Table:

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from kvtune.autotune.cli import console
 from kvtune.autotune.cli.console import TerminalReporter, headline, shares_text
-from kvtune.autotune.cli.results import amount, digits, interval, step_time_text
+from kvtune.autotune.cli.results import amount, digits, interval
 from kvtune.profilers.load.progress import Progress
 from kvtune.types import (
     Bottleneck,
@@ -15,7 +15,6 @@ from kvtune.types import (
     Measurement,
     PolicyStack,
     Status,
-    StepTimeModel,
     Trial,
     Verdict,
 )
@@ -159,25 +158,6 @@ def test_shares_of_a_step_are_shown_with_what_is_left(shares, text, reporter):
         )
     )
     assert quiet.said().splitlines()[-1].endswith(f"  {text}")
-
-
-def test_the_cost_of_a_step_is_one_sentence():
-    def seconds(estimate, low=None, high=None):
-        return Interval(estimate=estimate, low=low, high=high, unit="s")
-
-    model = StepTimeModel(
-        source="probe",
-        fixed_s=seconds(0.012, 0.011, 0.013),
-        per_sequence_s=seconds(0.0015),
-        per_kv_token_s=seconds(4e-6, 3e-6, 5e-6),
-        observations=320,
-        error_share=0.04,
-        kv_bytes_per_s=Interval(estimate=5.76e9, low=None, high=None, unit="B/s"),
-    )
-    assert step_time_text(model) == (
-        "A decode step takes 12 ms (11 to 13), 1.5 ms a sequence and 4 ms (3 to 5) a thousand "
-        "tokens in the cache; KV is read at 5.76 GB/s (from the probe, 320 observations)"
-    )
 
 
 @pytest.mark.parametrize(
