@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING
 
 from kvtune.policies.eviction import Evictor
 from kvtune.policies.method import TokenMethod
@@ -23,7 +23,7 @@ Encode = Callable[[str], list[int]]
 class SequenceMethod(TokenMethod):
     """Drops tokens of a prompt by comparing all layers and heads of its sequence."""
 
-    scope: ClassVar[Literal["layer", "sequence"]] = "sequence"
+    scope = "sequence"
 
     @abstractmethod
     def scoring_passes(

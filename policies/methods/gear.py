@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -56,20 +56,20 @@ class Gear(StoreMethod):
     one block; an evictor that acts in every step makes this the cost of every step.
     """
 
-    name: ClassVar[str] = "gear"
-    title: ClassVar[str] = "GEAR"
-    axis: ClassVar[Axis] = Axis.BITS
-    harm: ClassVar[Harm] = Harm.LOSSY
-    saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.BANDWIDTH)
-    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
-    needs: ClassVar[tuple[Need, ...]] = (Need.KERNEL,)
-    paper: ClassVar[Paper] = Paper(
+    name = "gear"
+    title = "GEAR"
+    axis = Axis.BITS
+    harm = Harm.LOSSY
+    saves = (Saves.CAPACITY, Saves.BANDWIDTH)
+    acts = "both"
+    needs = (Need.KERNEL,)
+    paper = Paper(
         "GEAR: An Efficient KV Cache Compression Recipe for Near-Lossless Generative Inference "
         "of LLM",
         "2403.05527",
         2024,
     )
-    summary: ClassVar[str] = (
+    summary = (
         "Adds a low-rank correction and exact outliers to quantized keys and values; "
         "closest to the full cache of the low-bit formats, and the slowest to write and read."
     )

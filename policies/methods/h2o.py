@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -41,18 +41,18 @@ class H2O(TokenMethod):
     Tokens are dropped after a step's attention: a step reads the kept tokens and its own.
     """
 
-    name: ClassVar[str] = "h2o"
-    title: ClassVar[str] = "H2O"
-    axis: ClassVar[Axis] = Axis.TOKEN
-    harm: ClassVar[Harm] = Harm.LOSSY
-    saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.BANDWIDTH)
-    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
-    paper: ClassVar[Paper] = Paper(
+    name = "h2o"
+    title = "H2O"
+    axis = Axis.TOKEN
+    harm = Harm.LOSSY
+    saves = (Saves.CAPACITY, Saves.BANDWIDTH)
+    acts = "both"
+    paper = Paper(
         "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",
         "2306.14048",
         2023,
     )
-    summary: ClassVar[str] = (
+    summary = (
         "Holds the tokens that got most attention and the latest ones; it needs all attention "
         "weights, which slows the prompt, and loses details that were not asked about yet."
     )

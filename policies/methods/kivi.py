@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
@@ -47,17 +47,17 @@ class Kivi(StoreMethod):
     multiple of the group have a shorter last group.
     """
 
-    name: ClassVar[str] = "kivi"
-    title: ClassVar[str] = "KIVI"
-    axis: ClassVar[Axis] = Axis.BITS
-    harm: ClassVar[Harm] = Harm.LOSSY
-    saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.BANDWIDTH)
-    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
-    needs: ClassVar[tuple[Need, ...]] = (Need.KERNEL,)
-    paper: ClassVar[Paper] = Paper(
+    name = "kivi"
+    title = "KIVI"
+    axis = Axis.BITS
+    harm = Harm.LOSSY
+    saves = (Saves.CAPACITY, Saves.BANDWIDTH)
+    acts = "both"
+    needs = (Need.KERNEL,)
+    paper = Paper(
         "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", "2402.02750", 2024
     )
-    summary: ClassVar[str] = (
+    summary = (
         "Stores old keys per channel and old values per token in a few bits; "
         "2 bits can hurt models with few KV heads and long retrieval."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -74,25 +74,25 @@ class KVQuant(CalibratedMethod, StoreMethod):
     32 / (d heads).
     """
 
-    name: ClassVar[str] = "kvquant"
-    title: ClassVar[str] = "KVQuant"
-    axis: ClassVar[Axis] = Axis.BITS
-    harm: ClassVar[Harm] = Harm.LOSSY
-    saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.BANDWIDTH)
-    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
-    needs: ClassVar[tuple[Need, ...]] = (Need.CALIBRATION, Need.KERNEL)
-    paper: ClassVar[Paper] = Paper(
+    name = "kvquant"
+    title = "KVQuant"
+    axis = Axis.BITS
+    harm = Harm.LOSSY
+    saves = (Saves.CAPACITY, Saves.BANDWIDTH)
+    acts = "both"
+    needs = (Need.CALIBRATION, Need.KERNEL)
+    paper = Paper(
         "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache Quantization",
         "2401.18079",
         2024,
     )
-    summary: ClassVar[str] = (
+    summary = (
         "Rounds keys before RoPE and values to levels learned from the model, outliers apart: "
         "close to full precision at 3 bits, for a calibration with gradients and a rotation of "
         "all keys at every read."
     )
-    key_space: ClassVar[Literal["post-rope", "pre-rope"]] = "pre-rope"
-    needs_gradients: ClassVar[bool] = True
+    key_space = "pre-rope"
+    needs_gradients = True
 
     bits: int = Field(default=3, ge=1, le=8)
     outlier_ratio: float = Field(default=0.01, ge=0, le=1)

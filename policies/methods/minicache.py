@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -61,22 +61,22 @@ class MiniCache(StoreMethod):
         decode_merge: whether generated tokens are merged too.
     """
 
-    name: ClassVar[str] = "minicache"
-    title: ClassVar[str] = "MiniCache"
-    axis: ClassVar[Axis] = Axis.LAYER
-    harm: ClassVar[Harm] = Harm.LOSSY
-    saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY,)
-    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
-    paper: ClassVar[Paper] = Paper(
+    name = "minicache"
+    title = "MiniCache"
+    axis = Axis.LAYER
+    harm = Harm.LOSSY
+    saves = (Saves.CAPACITY,)
+    acts = "both"
+    paper = Paper(
         "MiniCache: KV Cache Compression in Depth Dimension for Large Language Models",
         "2405.14366",
         2024,
     )
-    summary: ClassVar[str] = (
+    summary = (
         "Stores one direction for two adjacent deep layers: up to a quarter less memory alone, "
         "more with quantized directions, at the price of what tells the layers apart."
     )
-    terminal: ClassVar[bool] = False
+    terminal = False
 
     start_ratio: float = Field(default=0.5, ge=0, le=1)
     merge_t: float = Field(default=0.6, ge=0, le=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -62,25 +62,25 @@ class OjaKV(CalibratedMethod, StoreMethod):
         decode_rate: the same while decoding; 0 freezes the prompt's basis.
     """
 
-    name: ClassVar[str] = "ojakv"
-    title: ClassVar[str] = "OjaKV"
-    axis: ClassVar[Axis] = Axis.DIM
-    harm: ClassVar[Harm] = Harm.LOSSY
-    saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.BANDWIDTH)
-    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
-    needs: ClassVar[tuple[Need, ...]] = (Need.CALIBRATION,)
-    paper: ClassVar[Paper] = Paper(
+    name = "ojakv"
+    title = "OjaKV"
+    axis = Axis.DIM
+    harm = Harm.LOSSY
+    saves = (Saves.CAPACITY, Saves.BANDWIDTH)
+    acts = "both"
+    needs = (Need.CALIBRATION,)
+    paper = Paper(
         "OjaKV: Context-Aware Online Low-Rank KV Cache Compression with Oja's Rule",
         "2509.21623",
         2025,
     )
-    summary: ClassVar[str] = (
+    summary = (
         "Stores the middle of a sequence in a low-rank basis that follows its content: half the "
         "bytes of long contexts, for a calibration, a basis for each sequence, and updates."
     )
-    key_space: ClassVar[Literal["post-rope", "pre-rope"]] = "pre-rope"
-    terminal: ClassVar[bool] = False
-    rebases: ClassVar[bool] = True
+    key_space = "pre-rope"
+    terminal = False
+    rebases = True
 
     keep_ratio: float = Field(default=0.5, gt=0, le=1)
     first_tokens: int = Field(default=32, ge=0)

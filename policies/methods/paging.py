@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -36,23 +36,23 @@ class Paging(StoreMethod):
     each of them; `paged_plane.BlockPool.used_bytes` counts it once.
     """
 
-    name: ClassVar[str] = "paging"
-    title: ClassVar[str] = "PagedAttention"
-    axis: ClassVar[Axis] = Axis.PLACEMENT
-    harm: ClassVar[Harm] = Harm.LOSSLESS
-    saves: ClassVar[tuple[Saves, ...]] = (Saves.WASTE,)
-    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
-    terminal: ClassVar[bool] = False
-    serving: ClassVar[tuple[Serving, ...]] = (
+    name = "paging"
+    title = "PagedAttention"
+    axis = Axis.PLACEMENT
+    harm = Harm.LOSSLESS
+    saves = (Saves.WASTE,)
+    acts = "both"
+    terminal = False
+    serving = (
         REFERENCE,
         Serving("vllm", "always on; --block-size sets the tokens of a block", "0.32"),
     )
-    paper: ClassVar[Paper] = Paper(
+    paper = Paper(
         "Efficient Memory Management for Large Language Model Serving with PagedAttention",
         "2309.06180",
         2023,
     )
-    summary: ClassVar[str] = (
+    summary = (
         "Places tokens in fixed blocks that sequences share until they write; costs the unused "
         "slots of each last block and a table."
     )

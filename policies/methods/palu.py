@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -68,23 +68,21 @@ class Palu(CalibratedMethod, StoreMethod):
         rotation_seed: of that rotation.
     """
 
-    name: ClassVar[str] = "palu"
-    title: ClassVar[str] = "Palu"
-    axis: ClassVar[Axis] = Axis.DIM
-    harm: ClassVar[Harm] = Harm.LOSSY
-    saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.BANDWIDTH)
-    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
-    needs: ClassVar[tuple[Need, ...]] = (Need.CALIBRATION,)
-    paper: ClassVar[Paper] = Paper(
-        "Palu: Compressing KV-Cache with Low-Rank Projection", "2407.21118", 2024
-    )
-    summary: ClassVar[str] = (
+    name = "palu"
+    title = "Palu"
+    axis = Axis.DIM
+    harm = Harm.LOSSY
+    saves = (Saves.CAPACITY, Saves.BANDWIDTH)
+    acts = "both"
+    needs = (Need.CALIBRATION,)
+    paper = Paper("Palu: Compressing KV-Cache with Low-Rank Projection", "2407.21118", 2024)
+    summary = (
         "Stores low-rank latents of groups of heads and rebuilds keys and values from them: half "
         "the bytes at half the rank, for a calibration, matrix products at every read, and what "
         "the dropped directions carried."
     )
-    key_space: ClassVar[Literal["post-rope", "pre-rope"]] = "pre-rope"
-    terminal: ClassVar[bool] = False
+    key_space = "pre-rope"
+    terminal = False
 
     keep_ratio: float = Field(default=0.5, gt=0, le=1)
     group_heads: int = Field(default=4, ge=1)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from pydantic import Field
 
@@ -35,18 +35,18 @@ class PrefixCaching(Method):
     to what is stored of it, as on a server; without a hit they attend to the exact prompt.
     """
 
-    name: ClassVar[str] = "prefix-caching"
-    title: ClassVar[str] = "automatic prefix caching"
-    axis: ClassVar[Axis] = Axis.REUSE
-    harm: ClassVar[Harm] = Harm.LOSSLESS
-    saves: ClassVar[tuple[Saves, ...]] = (Saves.PREFILL, Saves.CAPACITY)
-    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "prefill"
-    serving: ClassVar[tuple[Serving, ...]] = (
+    name = "prefix-caching"
+    title = "automatic prefix caching"
+    axis = Axis.REUSE
+    harm = Harm.LOSSLESS
+    saves = (Saves.PREFILL, Saves.CAPACITY)
+    acts = "prefill"
+    serving = (
         REFERENCE,
         Serving("vllm", "--enable-prefix-caching (default on), cache_salt in a request", "0.32"),
     )
-    paper: ClassVar[Paper] = Paper("vLLM: automatic prefix caching", "vllm-project/vllm", 2024)
-    summary: ClassVar[str] = (
+    paper = Paper("vLLM: automatic prefix caching", "vllm-project/vllm", 2024)
+    summary = (
         "Reuses the blocks of prompts that start alike, which saves their prefill; costs a hash a "
         "block and the memory of blocks that nobody asks for again."
     )

@@ -16,7 +16,6 @@ from kvtune.policies.method import (
     Need,
     Paper,
     Saves,
-    Serving,
 )
 from kvtune.policies.method_stack import MethodStack
 from kvtune.types import Harm
@@ -40,19 +39,19 @@ class PromptCache(Method):
     sequences own copies of their modules (full blocks of pages excepted).
     """
 
-    name: ClassVar[str] = "prompt-cache"
-    title: ClassVar[str] = "Prompt Cache"
-    axis: ClassVar[Axis] = Axis.REUSE
-    harm: ClassVar[Harm] = Harm.LOSSY
-    saves: ClassVar[tuple[Saves, ...]] = (Saves.PREFILL, Saves.CAPACITY)
-    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "prefill"
-    needs: ClassVar[tuple[Need, ...]] = (Need.SCHEMA,)
+    name = "prompt-cache"
+    title = "Prompt Cache"
+    axis = Axis.REUSE
+    harm = Harm.LOSSY
+    saves = (Saves.PREFILL, Saves.CAPACITY)
+    acts = "prefill"
+    needs = (Need.SCHEMA,)
     leaves_gaps: ClassVar[bool] = True
-    serving: ClassVar[tuple[Serving, ...]] = (REFERENCE,)
-    paper: ClassVar[Paper] = Paper(
+    serving = (REFERENCE,)
+    paper = Paper(
         "Prompt Cache: Modular Attention Reuse for Low-Latency Inference", "2311.04934", 2023
     )
-    summary: ClassVar[str] = (
+    summary = (
         "Reuses parts of prompts in any combination, which saves their prefill; costs their "
         "memory, a schema, and attention between parts that are not encoded together."
     )

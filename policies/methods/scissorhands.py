@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -44,19 +44,19 @@ class Scissorhands(TokenMethod):
     proportional fairness the budget is shared among spans, but marks come from all queries.
     """
 
-    name: ClassVar[str] = "scissorhands"
-    title: ClassVar[str] = "Scissorhands"
-    axis: ClassVar[Axis] = Axis.TOKEN
-    harm: ClassVar[Harm] = Harm.LOSSY
-    saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.BANDWIDTH)
-    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "decode"
-    paper: ClassVar[Paper] = Paper(
+    name = "scissorhands"
+    title = "Scissorhands"
+    axis = Axis.TOKEN
+    harm = Harm.LOSSY
+    saves = (Saves.CAPACITY, Saves.BANDWIDTH)
+    acts = "decode"
+    paper = Paper(
         "Scissorhands: Exploiting the Persistence of Importance Hypothesis for LLM KV Cache "
         "Compression at Test Time",
         "2305.17118",
         2023,
     )
-    summary: ClassVar[str] = (
+    summary = (
         "Holds a fixed number of tokens while decoding by dropping those that the latest queries "
         "ignored; it needs all attention weights and a bit a token for each of these queries."
     )

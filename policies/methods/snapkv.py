@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -44,16 +44,16 @@ class SnapKV(TokenMethod):
     is shared among the spans as the budget is.
     """
 
-    name: ClassVar[str] = "snapkv"
-    title: ClassVar[str] = "SnapKV"
-    axis: ClassVar[Axis] = Axis.TOKEN
-    harm: ClassVar[Harm] = Harm.LOSSY
-    saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.BANDWIDTH)
-    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "prefill"
-    paper: ClassVar[Paper] = Paper(
+    name = "snapkv"
+    title = "SnapKV"
+    axis = Axis.TOKEN
+    harm = Harm.LOSSY
+    saves = (Saves.CAPACITY, Saves.BANDWIDTH)
+    acts = "prefill"
+    paper = Paper(
         "SnapKV: LLM Knows What You are Looking for Before Generation", "2404.14469", 2024
     )
-    summary: ClassVar[str] = (
+    summary = (
         "Holds the prompt tokens that the prompt's end attends to; questions that come later may "
         "find their answer gone, and generated tokens still add up."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -31,16 +31,14 @@ class StreamingLLM(TokenMethod):
     Tokens are dropped after a step's attention: a step reads the kept tokens and its own.
     """
 
-    name: ClassVar[str] = "streaming-llm"
-    title: ClassVar[str] = "StreamingLLM"
-    axis: ClassVar[Axis] = Axis.TOKEN
-    harm: ClassVar[Harm] = Harm.LOSSY
-    saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.BANDWIDTH)
-    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
-    paper: ClassVar[Paper] = Paper(
-        "Efficient Streaming Language Models with Attention Sinks", "2309.17453", 2023
-    )
-    summary: ClassVar[str] = (
+    name = "streaming-llm"
+    title = "StreamingLLM"
+    axis = Axis.TOKEN
+    harm = Harm.LOSSY
+    saves = (Saves.CAPACITY, Saves.BANDWIDTH)
+    acts = "both"
+    paper = Paper("Efficient Streaming Language Models with Attention Sinks", "2309.17453", 2023)
+    summary = (
         "Holds the first and the latest tokens, so that memory never grows; everything in between "
         "is forgotten."
     )

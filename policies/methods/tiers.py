@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -34,22 +34,22 @@ class Tiers(Method):
     Only keys and values move. Scores, summaries and positions stay on the device.
     """
 
-    name: ClassVar[str] = "tiers"
-    title: ClassVar[str] = "Mooncake"
-    axis: ClassVar[Axis] = Axis.PLACEMENT
-    harm: ClassVar[Harm] = Harm.LOSSLESS
-    saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.PREFILL)
-    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
-    serving: ClassVar[tuple[Serving, ...]] = (
+    name = "tiers"
+    title = "Mooncake"
+    axis = Axis.PLACEMENT
+    harm = Harm.LOSSLESS
+    saves = (Saves.CAPACITY, Saves.PREFILL)
+    acts = "both"
+    serving = (
         REFERENCE,
         Serving("vllm", "--kv-offloading-size, --kv-offloading-backend native", "0.32", ("cuda",)),
     )
-    paper: ClassVar[Paper] = Paper(
+    paper = Paper(
         "Mooncake: A KVCache-centric Disaggregated Architecture for LLM Serving",
         "2407.00079",
         2024,
     )
-    summary: ClassVar[str] = (
+    summary = (
         "Moves caches to host memory and disk and loads them again where that beats computing "
         "them; costs the bandwidth of the links."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -28,14 +28,14 @@ class Tova(TokenMethod):
     token, wherever it stands.
     """
 
-    name: ClassVar[str] = "tova"
-    title: ClassVar[str] = "TOVA"
-    axis: ClassVar[Axis] = Axis.TOKEN
-    harm: ClassVar[Harm] = Harm.LOSSY
-    saves: ClassVar[tuple[Saves, ...]] = (Saves.CAPACITY, Saves.BANDWIDTH)
-    acts: ClassVar[Literal["prefill", "decode", "both", "training"]] = "both"
-    paper: ClassVar[Paper] = Paper("Transformers are Multi-State RNNs", "2401.06104", 2024)
-    summary: ClassVar[str] = (
+    name = "tova"
+    title = "TOVA"
+    axis = Axis.TOKEN
+    harm = Harm.LOSSY
+    saves = (Saves.CAPACITY, Saves.BANDWIDTH)
+    acts = "both"
+    paper = Paper("Transformers are Multi-State RNNs", "2401.06104", 2024)
+    summary = (
         "Holds what the newest token attends to, in a constant number of tokens; what only a later "
         "token needs is gone by then."
     )
