@@ -8,7 +8,7 @@ from contracts.tiny_models import follow, ready, tiny_engine, tokens
 
 from kvtune.policies.eviction import Span
 from kvtune.policies.footprint import footprint
-from kvtune.policies.method import History, SelectionMethod
+from kvtune.policies.method import History
 from kvtune.policies.method_stack import MethodStack, parse_stack
 
 PROMPT = 41
@@ -41,6 +41,11 @@ class MethodContract:
             cls.test_prefill_then_decode_stores_what_decoding_alone_stores = None
         if len(cls.ladder) < 2:
             cls.test_error_falls_as_more_is_kept = None
+        stacks = [parse_stack(text) for text in cls.samples]
+        if not any(stack.evictors for stack in stacks):
+            cls.test_kept_tokens_are_sorted_distinct_within_budget_and_protected = None
+        if not any(stack.selection for stack in stacks):
+            cls.test_a_selection_reads_less_than_is_held = None
 
     @property
     def stacks(self):
@@ -158,7 +163,7 @@ class MethodContract:
     def test_a_selection_reads_less_than_is_held(self):
         engine = tiny_engine()
         for stack in self.stacks:
-            if not isinstance(stack.selection, SelectionMethod):
+            if stack.selection is None:
                 continue
             _, sequence = follow(engine, stack, tokens(400), tokens(1, 1))
             found = sequence.measured()
