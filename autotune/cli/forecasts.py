@@ -33,11 +33,19 @@ def print_forecasts(told: Sequence[Forecast]) -> None:
     if served:
         stdout.print("\nForecasts, each as a change from what was measured:")
         _print_levers(served)
-        for name, found in served:
-            stdout.print(f"- {escape(f'{name}: {found[GOODPUT].reason}')}", soft_wrap=True)
+        _print_reasons(served)
     if others:
         stdout.print("\nIf an engine served them (their reasons are in --json):")
         _print_levers(others)
+
+
+def _print_reasons(levers: Sequence[tuple[str, dict[str, Forecast]]]) -> None:
+    """Each reason once, with the levers that it holds for."""
+    names: dict[str, list[str]] = {}
+    for name, found in levers:
+        names.setdefault(found[GOODPUT].reason, []).append(name)
+    for reason, held in names.items():
+        stdout.print(f"- {escape(', '.join(held))}: {escape(reason)}", soft_wrap=True)
 
 
 def _print_levers(levers: Sequence[tuple[str, dict[str, Forecast]]]) -> None:

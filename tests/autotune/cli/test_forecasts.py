@@ -35,7 +35,7 @@ def test_best_lever_comes_first_with_its_range_and_unknown_is_no_number(capsys):
     assert said.index("large") < said.index("small")
     (line,) = [line for line in said.splitlines() if line.startswith("large")]
     assert line.split() == ["large", "+100%", "-10%", "-", "+50%", "(+45%", "to", "+55%)"]
-    assert "- large: because" in said
+    assert "- large, small: because" in said, "levers with one reason share a line"
 
 
 def test_lever_without_a_figure_is_only_explained(capsys):
