@@ -1,0 +1,1 @@
+"""The quality suites, one a file."""
