@@ -8,10 +8,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvtune.autotune.cli.console import stdout
-from kvtune.autotune.cli.results import digits
 from kvtune.autotune.forecast.calibrate import FIRST_TOKEN, GOODPUT, STEP
 from kvtune.autotune.forecast.predict import CAPACITY
 from kvtune.autotune.forecast.score import ratios, scores
+from kvtune.autotune.words import digits
 from kvtune.types import Forecast, Interval
 
 PLOT_COLUMNS, PLOT_ROWS = 61, 17

@@ -30,7 +30,7 @@ def studies(
     from rich.markup import escape
 
     from kvtune.autotune.cli.console import print_json, stdout
-    from kvtune.autotune.cli.results import amount
+    from kvtune.autotune.words import amount
     from kvtune.profilers.goal import goal_text
     from kvtune.profilers.metrics.base import metric_of
 

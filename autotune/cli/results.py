@@ -8,7 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvtune.autotune.cli.console import headline, shares_text, stdout
-from kvtune.types import Decision, Evidence, Interval, Outcome, Profile
+from kvtune.autotune.words import amount, interval
+from kvtune.types import Decision, Evidence, Outcome, Profile
 
 OUTCOME_TEXT: Mapping[Outcome, str] = {
     Outcome.WINNER: "[bold green]Winner[/bold green]",
@@ -104,35 +105,6 @@ def figures_table(decision: Decision) -> Table:
     for key in decision.figures:
         table.add_row(key, *(interval(figures.get(key)) for figures in columns.values()))
     return table
-
-
-def interval(value: Interval | None) -> str:
-    """An estimate with its interval, in three significant digits; times with their unit."""
-    if value is None:
-        return "-"
-    factor, unit = (1.0, " s") if value.unit == "s" else (1.0, "")
-    if value.unit == "s" and abs(value.estimate) < 1:
-        factor, unit = 1000.0, " ms"
-    text = digits(factor * value.estimate) + unit
-    if value.low is None or value.high is None:
-        return text
-    return f"{text} ({digits(factor * value.low)} to {digits(factor * value.high)})"
-
-
-def amount(value: float | None, unit: str = "") -> str:
-    """A number in three significant digits with its unit; shares in per cent."""
-    if value is None:
-        return "-"
-    if unit == "share":
-        return f"{digits(100 * value)}%"
-    per = unit.removeprefix("1/")
-    return f"{digits(value)} {f'a {per}' if per != unit else unit}".strip()
-
-
-def digits(value: float) -> str:
-    """A number in three significant digits, written out where it is large."""
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
 
 
 def _by_reason(missing: tuple[str, ...]) -> dict[str, list[str]]:

@@ -97,7 +97,7 @@ def _show_trial(trial: TrialRow, *, json: bool) -> None:
     from rich.markup import escape
 
     from kvtune.autotune.cli.console import print_json, stdout
-    from kvtune.autotune.cli.results import amount
+    from kvtune.autotune.words import amount
     from kvtune.policies.stack import describe
 
     if json:
@@ -154,7 +154,7 @@ def _print_setting(name: str, value: JsonValue, because: str) -> None:
 
 
 def _mean(trial: TrialRow, key: str) -> str:
-    from kvtune.autotune.cli.results import amount
+    from kvtune.autotune.words import amount
 
     values = () if trial.measurement is None else trial.measurement.metrics.get(key, ())
     return amount(sum(values) / len(values) if values else None)

@@ -39,7 +39,7 @@ def inspect(
     from rich.markup import escape
 
     from kvtune.autotune.cli.console import print_json, stderr, stdout
-    from kvtune.autotune.cli.results import amount
+    from kvtune.autotune.words import amount
     from kvtune.profilers.fingerprint import fingerprint
     from kvtune.profilers.workload import stream_requests
 
@@ -137,7 +137,7 @@ def make(
 
 def _draw(title: str, histogram: Histogram | None) -> None:
     from kvtune.autotune.cli.console import stdout
-    from kvtune.autotune.cli.results import amount
+    from kvtune.autotune.words import amount
 
     if histogram is None:
         stdout.print(f"\n{title} tokens: not in the file")

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from kvtune.autotune.cli import console
 from kvtune.autotune.cli.console import TerminalReporter, headline, shares_text
-from kvtune.autotune.cli.results import amount, digits, interval
+from kvtune.autotune.words import amount, digits, interval
 from kvtune.profilers.load.progress import Progress
 from kvtune.types import (
     Bottleneck,

@@ -1,0 +1,51 @@
+"""How numbers are put into words, the same in the terminal and on pages."""
+
+from __future__ import annotations
+
+from kvtune.types import Interval
+
+_SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+
+def interval(value: Interval | None) -> str:
+    """An estimate with its interval, in three significant digits; times with their unit."""
+    if value is None:
+        return "-"
+    factor, unit = (1.0, " s") if value.unit == "s" else (1.0, "")
+    if value.unit == "s" and abs(value.estimate) < 1:
+        factor, unit = 1000.0, " ms"
+    text = digits(factor * value.estimate) + unit
+    if value.low is None or value.high is None:
+        return text
+    return f"{text} ({digits(factor * value.low)} to {digits(factor * value.high)})"
+
+
+def amount(value: float | None, unit: str = "") -> str:
+    """A number in three significant digits with its unit; shares in per cent."""
+    if value is None:
+        return "-"
+    if unit == "share":
+        return f"{digits(100 * value)}%"
+    per = unit.removeprefix("1/")
+    return f"{digits(value)} {f'a {per}' if per != unit else unit}".strip()
+
+
+def digits(value: float) -> str:
+    """A number in three significant digits, written out where it is large."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
+
+
+def span(value: Interval) -> str:
+    """A time with its interval, in the unit that suits both."""
+    text = duration(value.estimate, value)
+    if value.low is None or value.high is None:
+        return text
+    return f"{text} ({duration(value.low, value)} to {duration(value.high, value)})"
+
+
+def duration(seconds: float, like: Interval | None = None) -> str:
+    """Seconds in the unit that suits an interval, else in the one that suits them."""
+    largest = seconds if like is None else max(like.estimate, like.high or 0.0)
+    factor, unit = next((scale for scale in _SCALES if largest >= scale[0]), _SCALES[-1])
+    return f"{digits(seconds / factor)} {unit}"
