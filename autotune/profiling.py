@@ -79,21 +79,13 @@ def profile_of(
     """
     metrics = measure(run, goal) if run.records else {}
     step_time, doubts = _step_time(subject, run, ceilings, probed)
-    window = Window(
-        window_s=run.duration_s,
-        counters=run.counters,
-        gauges=run.gauges,
-        effective=subject.effective,
-        load=metrics or None,
+    window = window_of(
+        subject,
+        run,
+        metrics=metrics,
         is_load_ours=is_load_ours,
-        peak_flops_per_s=None if ceilings is None else ceilings.matrix_flop_per_s,
-        peak_bytes_per_s=None if ceilings is None else ceilings.read_bytes_per_s,
-        weight_bytes=_weight_bytes(subject),
-        kv_bytes_per_token=_kv_bytes_per_token(subject),
+        ceilings=ceilings,
         step_time=step_time,
-        reusable_prefix_share={}
-        if subject.fingerprint is None
-        else subject.fingerprint.reusable_prefix_share,
     )
     return Profile(
         model=subject.model or subject.served_name,
@@ -110,6 +102,37 @@ def profile_of(
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         ceilings=ceilings,
         step_time=step_time,
+    )
+
+
+def window_of(
+    subject: Subject,
+    run: LoadRun,
+    *,
+    metrics: Mapping[str, float],
+    is_load_ours: bool,
+    ceilings: Ceilings | None,
+    step_time: StepTimeModel | None,
+) -> Window:
+    """What a verdict judges of a run; `metrics` are those of our own client, if it made the load.
+
+    Other arguments are as in `profile_of`.
+    """
+    return Window(
+        window_s=run.duration_s,
+        counters=run.counters,
+        gauges=run.gauges,
+        effective=subject.effective,
+        load=metrics or None,
+        is_load_ours=is_load_ours,
+        peak_flops_per_s=None if ceilings is None else ceilings.matrix_flop_per_s,
+        peak_bytes_per_s=None if ceilings is None else ceilings.read_bytes_per_s,
+        weight_bytes=_weight_bytes(subject),
+        kv_bytes_per_token=_kv_bytes_per_token(subject),
+        step_time=step_time,
+        reusable_prefix_share={}
+        if subject.fingerprint is None
+        else subject.fingerprint.reusable_prefix_share,
     )
 
 
