@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from kvtune.registry import discover
 
@@ -54,7 +54,9 @@ class Item:
     other, after the model's own answers, on the same cache. `scored` is a text whose tokens are
     given and scored instead of generated; nothing is asked then. `place` puts the item on the axes
     of a map (`length_tokens`, `depth`, `turns`). `protected` are parts of the prompt that an
-    evictor is told to keep, as a server is told by its configuration.
+    evictor is told to keep, as a server is told by its configuration. `check` is what the suite's
+    own checker has to know (an expected value, a rule's parameters), as JSON would hold it; no
+    model sees it.
     """
 
     key: str
@@ -67,6 +69,7 @@ class Item:
     temperature: float = 0.0
     place: Mapping[str, float] = field(default_factory=dict)
     protected: tuple[str, ...] = ()
+    check: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
