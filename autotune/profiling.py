@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import prod
@@ -13,13 +11,12 @@ from typing import Literal
 from pydantic import JsonValue
 
 from kvtune.autotune.trial import warnings_of
-from kvtune.errors import EngineError
 from kvtune.policies.capacity import effective_kv_bytes, reported_kv_bytes
 from kvtune.policies.checkpoint import model_shape, weight_bytes
 from kvtune.policies.settings import read_count
 from kvtune.profilers.metrics.base import measure
 from kvtune.profilers.probe import ProbeResult
-from kvtune.profilers.scrape import ENGINES, Scraper, counter_resets, counters_delta
+from kvtune.profilers.scrape import ENGINES
 from kvtune.profilers.step_gaps import Observations, observations
 from kvtune.profilers.step_time import fit_step_time, missing_for_fit
 from kvtune.profilers.verdict import judge
@@ -29,9 +26,7 @@ from kvtune.types import (
     Ceilings,
     Device,
     EffectiveConfig,
-    Endpoint,
     EngineInfo,
-    FailureClass,
     Goal,
     LoadRun,
     Profile,
@@ -96,7 +91,7 @@ def profile_of(
         fingerprint=subject.fingerprint,
         metrics={name: (value,) for name, value in metrics.items()},
         counters=dict(run.counters),
-        window_s=run.duration_s,
+        window_s=_window_s(run),
         verdict=judge(window),
         warnings=(*warnings_of(run), *doubts),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -119,7 +114,7 @@ def window_of(
     Other arguments are as in `profile_of`.
     """
     return Window(
-        window_s=run.duration_s,
+        window_s=_window_s(run),
         counters=run.counters,
         gauges=run.gauges,
         effective=subject.effective,
@@ -195,54 +190,15 @@ def _step_time(
     return None, (*doubts, *missing)
 
 
-async def watch(
-    endpoint: Endpoint,
-    duration_s: float,
-    *,
-    interval_s: float = 0.5,
-    on_second: Callable[[float], None] | None = None,
-) -> LoadRun:
-    """Read a server's counters for a while and send nothing else.
-
-    Raises:
-        EngineError: /metrics cannot be read.
-    """
-    gauges: dict[str, list[tuple[float, float]]] = {}
-    async with Scraper(endpoint) as scraper:
-        before = await scraper.read()
-        if before is None:
-            raise EngineError(
-                FailureClass.REQUEST_ERRORS,
-                f"{endpoint.url}/metrics cannot be read: {'; '.join(scraper.problems)}",
-                fix="check the address; vLLM serves its metrics on the port of its API",
-            )
-        start_s = time.perf_counter()
-        sampler = asyncio.create_task(scraper.sample_gauges(gauges, start_s, interval_s))
-        try:
-            while (elapsed_s := time.perf_counter() - start_s) < duration_s:
-                if on_second is not None:
-                    on_second(elapsed_s)
-                await asyncio.sleep(min(1.0, duration_s - elapsed_s))
-        finally:
-            sampler.cancel()
-        window_s = time.perf_counter() - start_s
-        after = await scraper.read()
-        problems = list(scraper.problems)
-    if after is None:
-        raise EngineError(
-            FailureClass.REQUEST_ERRORS,
-            f"{endpoint.url}/metrics went away while it was watched: {'; '.join(problems)}",
-            fix="look whether the server is still running",
-        )
-    if restarted := counter_resets(before, after):
-        problems.append(f"the server restarted while it was watched ({restarted[0]} fell)")
-    return LoadRun((), window_s, 0.0, counters_delta(before, after), gauges, tuple(problems))
+def _window_s(run: LoadRun) -> float:
+    """The time that a run's counters are of."""
+    return run.duration_s if run.counted_s is None else run.counted_s
 
 
 def _weight_bytes(subject: Subject) -> int | None:
     """Bytes of weights on each device."""
     total = None if subject.model is None else weight_bytes(subject.model)
-    devices = _devices_sharing(subject)
+    devices = devices_sharing(subject)
     return None if total is None or devices is None else total // devices
 
 
@@ -251,14 +207,14 @@ def _kv_bytes_per_token(subject: Subject) -> float | None:
     effective, arguments = subject.effective, subject.arguments or {}
     shape = None if subject.model is None else model_shape(subject.model)
     predicted = None
-    if shape is not None and _devices_sharing(subject) is not None:
+    if shape is not None and devices_sharing(subject) is not None:
         predicted = effective_kv_bytes(shape, arguments, effective)
     if predicted is not None or effective is None:
         return predicted
     return reported_kv_bytes(arguments, effective)
 
 
-def _devices_sharing(subject: Subject) -> int | None:
+def devices_sharing(subject: Subject) -> int | None:
     """How many devices share the weights; `None` where there are several and nobody said."""
     device = subject.device
     if subject.arguments is None and device is not None:
