@@ -31,8 +31,9 @@ TOLERATED: Mapping[str, float] = {THROUGHPUT: 0.15, STEP: 0.15, FIRST_TOKEN: 0.3
 is forecast for the metric, and for throughput nothing at all. A median wait of a queue that comes
 and goes is the least steady of these."""
 
-DRIFT = 1.5
-"""How many times slower, or faster, steps under load may be than the model says."""
+DRIFT = 2.0
+"""How many times slower, or faster, steps under load may be than the model says. On shared machines
+the same work took 1.5 times as long forty minutes later."""
 
 CLOSE = 0.01
 """How near to the measured time of a prefill the fitted one is, as a share of it."""

@@ -22,8 +22,9 @@ from kvtune.profilers.load.arrivals import ClosedLoop, OpenLoop
 from kvtune.types import LoadRun, RequestRecord
 
 TURNAROUND_S = 0.001
-"""From a client's sending to the engine's queue. Above 0, so that who answers the end of a request
-with the next one misses the step that starts at that end, as with a real client."""
+"""From a client's sending to the engine's queue, one request after the other. Above 0, so that who
+answers the end of a request with the next one misses the step that starts at that end, and that of
+many sent at once the first is computed alone, as with a real server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class _Replay:
         self._scheduler = engine.Scheduler(self._pool, system.block_tokens, system.limits)
         self._now_s = 0.0
         self._sent = self._in_flight = 0
-        self._slot_free_s = 0.0
+        self._slot_free_s = self._arrived_s = 0.0
         self._on_its_way: deque[engine.Sequence] = deque()
         self._sent_s: list[float] = []
         self._gaps_s: list[list[float]] = []
@@ -160,9 +161,10 @@ class _Replay:
                     prompt_tokens=request.prompt_tokens,
                     output_tokens=request.output_tokens,
                     hashes=request.hashes(self._system.block_tokens),
-                    arrived_s=sent_s + TURNAROUND_S,
+                    arrived_s=max(sent_s, self._arrived_s) + TURNAROUND_S,
                 )
             )
+            self._arrived_s = self._on_its_way[-1].arrived_s
             self._sent_s.append(sent_s)
             self._gaps_s.append([])
             self._sent += 1

@@ -51,12 +51,19 @@ def test_second_request_waits_where_the_pool_holds_one():
 
 
 def test_last_to_run_is_thrown_out_and_computes_its_tokens_again():
-    done = simulate([unlike(4, 4), unlike(4, 4)], ClosedLoop(2), System(3, 4, LIMITS), COST)
-    # Both prompts, three steps of the first, five tokens of the second again, two more steps.
+    done = simulate([unlike(4, 4), unlike(4, 4)], ClosedLoop(2), System(4, 4, LIMITS), COST)
+    # A prompt each, two steps of the first, five tokens of the second again, two more steps.
     assert done.preemptions == 1
     assert done.steps == 7
-    assert done.run.duration_s == pytest.approx(TURNAROUND_S + 1.8 + 3 + 1.5 + 2)
-    assert done.run.records[1].gaps_s == pytest.approx((4.5, 1.0, 1.0))
+    assert done.run.duration_s == pytest.approx(TURNAROUND_S + 1.4 + 1.4 + 2 + 1.5 + 2)
+    assert done.run.records[1].gaps_s == pytest.approx((3.5, 1.0, 1.0))
+
+
+def test_of_requests_sent_at_once_the_first_is_computed_before_the_others():
+    done = simulate([unlike(4, 1)] * 4, ClosedLoop(4), System(9, 4, LIMITS), COST)
+    first_s = [record.first_token_s for record in done.run.records]
+    # 1 + 4 x 0.1, then 1 + 12 x 0.1.
+    assert first_s == pytest.approx([TURNAROUND_S + 1.4] + [TURNAROUND_S + 1.4 + 2.2] * 3)
 
 
 def test_shared_prefix_is_not_computed_again():
@@ -88,8 +95,8 @@ def test_answer_to_an_end_misses_the_step_that_starts_then():
     requests = [unlike(4, 1), unlike(4, 9), unlike(4, 1)]
     done = simulate(requests, ClosedLoop(2), System(19, 4, LIMITS), COST)
     third = next(record for record in done.run.records if record.index == 2)
-    # One whole step of the other request, then the step with its own prompt.
-    assert third.first_token_s - third.sent_s == pytest.approx(1.0 + 1.4)
+    # One whole step of the other request, its prompt, then the step with its own prompt.
+    assert third.first_token_s - third.sent_s == pytest.approx(1.4 + 1.4)
 
 
 def test_run_may_end_before_all_requests_do():
