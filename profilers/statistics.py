@@ -173,6 +173,27 @@ def t_quantile(probability: float, freedom: float) -> float:
     return (low + high) / 2
 
 
+def t_probability(value: float, freedom: float) -> float:
+    """P(T <= value) for a Student t variable.
+
+    Raises:
+        ValueError: `freedom` is not positive.
+    """
+    if freedom <= 0:
+        raise ValueError(f"no t distribution with freedom {freedom}")
+    tail = _two_sided_tail(value, freedom) / 2
+    return tail if value < 0 else 1 - tail
+
+
+def binomial_tail(least: int, trials: int, share: float) -> float:
+    """P(X >= least) for the successes X in `trials` independent trials of probability `share`."""
+    if least <= 0:
+        return 1.0
+    if least > trials:
+        return 0.0
+    return _incomplete_beta(share, least, trials - least + 1)
+
+
 def _two_sided_tail(value: float, freedom: float) -> float:
     """P(|T| > value) for a t variable."""
     return _incomplete_beta(freedom / (freedom + value * value), freedom / 2, 0.5)

@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.profilers.statistics import (
+    binomial_tail,
     bootstrap_interval,
     mean_interval,
     paired_ratio_interval,
     percentile,
     separated,
+    t_probability,
     t_quantile,
 )
 
@@ -150,3 +152,22 @@ def test_separated_rarely_sees_a_difference_that_is_not_there():
         for _ in range(1000)
     )
     assert alarms <= 70
+
+
+@given(st.floats(0.01, 0.99), st.floats(1, 60))
+def test_t_probability_turns_the_quantile_back(probability, freedom):
+    assert t_probability(t_quantile(probability, freedom), freedom) == pytest.approx(probability)
+
+
+def test_t_probability_needs_a_freedom():
+    with pytest.raises(ValueError, match="freedom 0"):
+        t_probability(1.0, 0)
+
+
+@given(st.integers(0, 30), st.integers(-1, 32), st.floats(0.001, 0.999))
+def test_binomial_tail_is_the_sum_of_its_terms(trials, least, share):
+    expected = math.fsum(
+        math.comb(trials, count) * share**count * (1 - share) ** (trials - count)
+        for count in range(max(0, least), trials + 1)
+    )
+    assert binomial_tail(least, trials, share) == pytest.approx(expected, rel=1e-9, abs=1e-15)
