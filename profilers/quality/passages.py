@@ -1,0 +1,64 @@
+"""Texts to write about: a page on a made-up town, person, machine, animal, journey or shop.
+
+The same random source gives the same passage. Facts, names and the order of the sentences differ
+from passage to passage, so that one says nothing about another.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from kvtune.profilers.quality.passage_words import FRAMES, NAMES, SYLLABLES, THINGS, Frame
+
+SENTENCES = 30
+"""Sentences of a passage: 400 to 500 tokens for common tokenizers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text about `subject`, which is a `kind` ("town").
+
+    `words` are nouns that the text uses, the most telling first; each is one word without a
+    capital.
+    """
+
+    kind: str
+    subject: str
+    text: str
+    words: tuple[str, ...]
+
+
+def passage(rng: random.Random, sentences: int = SENTENCES) -> Passage:
+    """Make up a passage; fewer `sentences` make a shorter one about the same facts."""
+    frame: Frame = rng.choice(FRAMES)
+    subject = _name(rng) if frame.named else rng.choice(NAMES)
+    people = rng.sample([name for name in NAMES if name != subject], 4)
+    things = rng.sample(THINGS, 6)
+    slots = {
+        "subject": subject,
+        **{f"person{number}": name for number, name in enumerate(people)},
+        **{f"thing{number}": thing for number, thing in enumerate(things)},
+    }
+    lines = [
+        line.format(
+            **slots,
+            year=rng.randint(1780, 1990),
+            number=rng.randint(11, 96),
+            small=rng.randint(3, 9),
+        )
+        for line in rng.sample(frame.lines, len(frame.lines))
+    ]
+    told = [frame.opening.format(**slots), *lines][: max(1, sentences)]
+    blocks = [" ".join(told[start : start + 6]) for start in range(0, len(told), 6)]
+    return Passage(
+        kind=frame.kind,
+        subject=subject,
+        text="\n\n".join(blocks),
+        words=(*frame.words, *(thing.split()[-1] for thing in things)),
+    )
+
+
+def _name(rng: random.Random) -> str:
+    first, last = rng.choice(SYLLABLES[0]), rng.choice(SYLLABLES[1])
+    return f"{first}{last}"
