@@ -59,12 +59,33 @@ def chat_prompt(
     return ChatPrompt(tuple(read["input_ids"]), (*marked, *spans))
 
 
+def text_prompt(tokenizer: Any, text: str, *, protected_texts: Sequence[str] = ()) -> ChatPrompt:
+    """Read a text that is no chat, and say where its `protected_texts` stand.
+
+    Raises:
+        BadInput: the tokenizer cannot tell where tokens come from, or a text is not found.
+    """
+    if not protected_texts:
+        return ChatPrompt(tuple(tokenizer(text)["input_ids"]), ())
+    if not getattr(tokenizer, "is_fast", False):
+        raise BadInput("this tokenizer is not a fast one", fix="give token ids and spans yourself")
+    read = tokenizer(text, return_offsets_mapping=True)
+    starts = [(part, _find(text, part, 0)) for part in protected_texts]
+    return ChatPrompt(
+        tuple(read["input_ids"]),
+        tuple(
+            _span(read["offset_mapping"], start, start + len(part), "marked", True)
+            for part, start in starts
+        ),
+    )
+
+
 def _find(text: str, part: str, after: int) -> int:
     start = text.find(part, after)
     if start < 0 or not part:
         raise BadInput(
-            f"{part[:60]!r} is not in the chat as the template writes it",
-            fix="give the text exactly as it stands in a message",
+            f"{part[:60]!r} is not in the chat or text as the model gets it",
+            fix="give the text exactly as it stands there",
         )
     return start
 
