@@ -8,8 +8,9 @@ is what gives the measured time of a prefill. Whatever else was measured is then
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from kvtune.autotune.forecast.noise import noise_of
 from kvtune.autotune.forecast.replay import SimulatedRun, System, simulate
 from kvtune.autotune.forecast.requests import SimulatedRequest
 from kvtune.autotune.forecast.step_cost import StepCost
@@ -51,6 +52,7 @@ class Baseline:
     """What was measured, on which engine, and how the requests were sent.
 
     `requests` are those that `run` completed. The first `until_ended` of them to end are looked at.
+    `repeats` are the metrics of all runs of the load, by name; `run` is one of these.
     """
 
     requests: Sequence[SimulatedRequest]
@@ -59,6 +61,7 @@ class Baseline:
     run: LoadRun
     goal: Goal
     until_ended: int
+    repeats: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def replay(self, cost: StepCost) -> SimulatedRun:
         """Simulate the baseline."""
@@ -74,7 +77,7 @@ class Calibration:
     `ends` are other costs that give the same mean decode step: one for each end of the intervals of
     the model's parts, a cached token's first and then a sequence's. `drift` is by how much steps
     under load took longer than the model says. `missed` maps a metric to simulated over measured,
-    less 1.
+    less 1, and `noise` maps it to the standard deviation of what is measured, as a share of it.
     """
 
     cost: StepCost
@@ -83,6 +86,7 @@ class Calibration:
     simulated: SimulatedRun
     measured: Mapping[str, float]
     missed: Mapping[str, float]
+    noise: Mapping[str, float]
 
     def problem(self, metric: str) -> str:
         """Why `metric` cannot be forecast; empty when it can."""
@@ -141,6 +145,7 @@ def calibrate(baseline: Baseline, model: StepTimeModel | None) -> Calibration:
             for name in TOLERATED
             if measured.get(name) and name in figures
         },
+        noise=noise_of(TOLERATED, run, simulated.run, baseline.goal, baseline.repeats),
     )
 
 

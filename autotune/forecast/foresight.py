@@ -77,7 +77,7 @@ class Foresight:
         self._baseline = found
         with suppress(BadInput):
             self._forecaster = make_forecaster(
-                requests, self.plan, run, self.study.goal, context, step_time
+                requests, self.plan, run, self.study.goal, context, step_time, found.metrics
             )
 
     def tell(self, stack: PolicyStack) -> None:

@@ -1,7 +1,9 @@
 """Forecasts: the ratio of two simulations, with the lever and without, times what was measured.
 
 The ratio is taken for the requests in their own order with the best costs, and again for other
-orders with costs at the ends of their intervals; the lowest and the highest bound it.
+orders with costs at the ends of their intervals; the lowest and the highest bound what the model is
+unsure of. The range is wider than that by the noise of the two measurements that a ratio is of, and
+by what the model missed of the baseline.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 
 from pydantic import JsonValue
 
@@ -43,6 +46,9 @@ CUT_TOKENS = 30_000
 """Output tokens after which a simulation ends: a tenth of a second."""
 
 Counted = Callable[[System], float]
+
+WITHIN = 0.8
+"""Share of measurements that are to lie within a range."""
 
 _READS = (1, 1, 1, 0, 2)
 """Which of a lever's read ratios (least, expected, most) goes with the best costs and each end."""
@@ -94,8 +100,9 @@ class Forecaster:
         except BadInput as error:
             problem = error.message
         ratios = {metric: self._ratio(metric, runs) for metric in SIMULATED if not problem}
+        ranges = {metric: self._with_noise(metric, ratio) for metric, ratio in ratios.items()}
         reason = problem or reason_of(
-            lever, self.baseline.system, system, self.calibration, runs[0], ratios
+            lever, self.baseline.system, system, self.calibration, runs[0], ratios, ranges
         )
         found = [
             self._counted(lever, CAPACITY, "tokens", _tokens, system, reason),
@@ -103,7 +110,7 @@ class Forecaster:
         ]
         for metric, unit in SIMULATED.items():
             why_not = problem or self.calibration.problem(metric)
-            ratio = ratios.get(metric)
+            ratio = ranges.get(metric)
             if why_not or ratio is None:
                 why_not = why_not or "it was 0 in the simulated baseline"
                 found.append(self._blank(lever, metric, unit, f"cannot forecast: {why_not}"))
@@ -168,8 +175,29 @@ class Forecaster:
             low=min(ratios),
             high=max(ratios),
             unit="ratio",
+            confidence=WITHIN,
             repeats=len(ratios),
             method="range over request orders and ends of step costs",
+        )
+
+    def _with_noise(self, metric: str, ratio: Interval | None) -> Interval | None:
+        """The range in which a measured ratio is to be expected."""
+        if ratio is None or ratio.low is None or ratio.high is None:
+            return ratio
+        noise = self.calibration.noise.get(metric, 0.0)
+        missed = self.calibration.missed.get(metric, 0.0)
+        # A lever that changes nothing is not missed, however far off the baseline is.
+        aside = math.hypot(
+            NormalDist().inv_cdf(0.5 + WITHIN / 2) * math.sqrt(2) * noise,
+            missed * min(1.0, abs(ratio.estimate - 1)),
+        )
+        middle = ratio.estimate
+        return ratio.model_copy(
+            update={
+                "low": max(middle - math.hypot(middle - ratio.low, aside * middle), 0.0),
+                "high": middle + math.hypot(ratio.high - middle, aside * middle),
+                "method": f"{ratio.method}, with the noise of two measurements",
+            }
         )
 
     def _counted(
@@ -220,8 +248,11 @@ def make_forecaster(
     goal: Goal,
     context: Context,
     step_time: StepTimeModel | None,
+    repeats: Mapping[str, Sequence[float]] | None = None,
 ) -> Forecaster:
     """Prepare forecasts from a run of `requests`, sent as `plan` says, on the baseline.
+
+    `repeats` are the metrics of all such runs, by name, where there were several.
 
     Raises:
         BadInput: the run or the server says too little to simulate it; the message says what.
@@ -242,7 +273,7 @@ def make_forecaster(
         )
     outputs = sum(request.output_tokens for request in found)
     ended = math.ceil(len(found) * min(1.0, CUT_TOKENS / outputs))
-    baseline = Baseline(found, plan.arrivals, system, run, goal, ended)
+    baseline = Baseline(found, plan.arrivals, system, run, goal, ended, repeats or {})
     return Forecaster(
         baseline=baseline,
         calibration=calibrate(baseline, step_time),

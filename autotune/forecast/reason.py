@@ -22,8 +22,12 @@ def reason_of(
     calibration: Calibration,
     done: SimulatedRun,
     ratios: Mapping[str, Interval | None],
+    ranges: Mapping[str, Interval | None],
 ) -> str:
-    """Say what the lever changes, what of that the load feels, and what comes of it."""
+    """Say what the lever changes, what of that the load feels, and what comes of it.
+
+    `ratios` are bounded by what the model is unsure of, `ranges` by the noise of measurements too.
+    """
     seen = calibration.simulated
     facts = []
     tokens = before.blocks * before.block_tokens, after.blocks * after.block_tokens
@@ -47,20 +51,24 @@ def reason_of(
             f"{seen.peak_running} ran"
         )
     facts = facts or ["nothing that this load feels"]
-    return f"{lever.says}: {'; '.join(facts)}{_outcome(ratios)}{_served(lever)}"
+    return f"{lever.says}: {'; '.join(facts)}{_outcome(ratios, ranges)}{_served(lever)}"
 
 
-def _outcome(ratios: Mapping[str, Interval | None]) -> str:
-    ratio = ratios.get(GOODPUT)
-    name = "goodput"
-    if ratio is None:
-        ratio, name = ratios.get(STEP), "a decode step"
-    if ratio is None or ratio.low is None or ratio.high is None:
-        return ""
-    low, high = ratio.low - 1, ratio.high - 1
-    if max(abs(low), abs(high), abs(ratio.estimate - 1)) < NEGLIGIBLE:
-        return f"; {name} changes by under {NEGLIGIBLE:.0%}, skip"
-    return f"; {name} {ratio.estimate - 1:+.0%} ({low:+.0%} to {high:+.0%})"
+def _outcome(ratios: Mapping[str, Interval | None], ranges: Mapping[str, Interval | None]) -> str:
+    for metric, name in ((GOODPUT, "goodput"), (STEP, "a decode step")):
+        ratio, told = ratios.get(metric), ranges.get(metric)
+        if ratio is not None and told is not None:
+            return f"; {name} {_change(ratio, told)}"
+    return ""
+
+
+def _change(ratio: Interval, told: Interval) -> str:
+    bounds = [bound for bound in (ratio.estimate, ratio.low, ratio.high) if bound is not None]
+    if all(abs(bound - 1) < NEGLIGIBLE for bound in bounds):
+        return f"changes by under {NEGLIGIBLE:.0%}, skip"
+    if told.low is None or told.high is None:
+        return f"{told.estimate - 1:+.0%}"
+    return f"{told.estimate - 1:+.0%} ({told.low - 1:+.0%} to {told.high - 1:+.0%})"
 
 
 def _served(lever: Lever) -> str:
