@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -171,12 +171,21 @@ class Goal(Stored):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A running OpenAI-compatible server. `pid` is set only when kvtune started it."""
+    """A running OpenAI-compatible server. `pid` is set only when kvtune started it.
+
+    `url` is the root of its API, without `/v1`. Metrics are at `metrics_url`, else at `/metrics`
+    below the root. The authorizations are headers; without one the key in the environment is sent.
+    `ca_cert` is a file of certificates that are trusted beside those of this machine.
+    """
 
     url: str
     model: str
     pid: int | None = None
     is_vllm: bool = True
+    metrics_url: str | None = None
+    authorization: str | None = field(default=None, repr=False)
+    metrics_authorization: str | None = field(default=None, repr=False)
+    ca_cert: str | None = None
 
 
 class Device(Stored):
@@ -330,7 +339,9 @@ class LoadRun:
     """One replay of a set of requests: raw records (warm-up excluded) and the server's counters.
 
     `counters` are deltas over the run keyed by Prometheus series; `gauges` are samples taken during
-    it, keyed the same way, as (seconds since start, value).
+    it, keyed the same way, as (seconds since start, value). Both are of `counted_s` seconds only
+    where the server restarted or went away meanwhile; `lost` then says what happened, if it was
+    gone at the end.
     """
 
     records: tuple[RequestRecord, ...]
@@ -339,6 +350,8 @@ class LoadRun:
     counters: Mapping[str, float]
     gauges: Mapping[str, Sequence[tuple[float, float]]]
     warnings: tuple[str, ...] = ()
+    counted_s: float | None = None
+    lost: str = ""
 
 
 class Measurement(Stored):

@@ -268,7 +268,7 @@ class _Probe:
 
     async def _reset(self) -> bool:
         """Empty the prefix cache; refused for as long as a block is held."""
-        pool = HttpPool(self.endpoint.url)
+        pool = HttpPool.to_api(self.endpoint)
         try:
             for _ in range(_RESET_TRIES):
                 answer = _Answer()

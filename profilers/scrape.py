@@ -1,9 +1,21 @@
 """Read a server's counters and gauges from its Prometheus page.
 
-A series is named by its metric and labels, without those that only say which engine of a server
-it comes from: `vllm:num_requests_waiting_by_reason{reason="capacity"}`. Engines of one server are
-added up; shares (`..._perc`) are averaged, and a second series shows the fullest engine, whose
-requests wait while the mean looks harmless. The parser is lenient: what it cannot read it skips.
+A series is named by its metric and labels, without those that only say which engine it comes
+from: `vllm:num_requests_waiting_by_reason{reason="capacity"}`. Engines of one page are added up,
+also those of several servers that a gateway puts into one; shares (`..._perc`) are averaged, and a
+second series shows the fullest engine, whose requests wait while the mean looks harmless. The
+parser is lenient: what it cannot read it skips.
+
+What vLLM exports, of what is read here, by version (from `vllm/v1/metrics` of each release):
+
+    vllm:gpu_cache_usage_perc, gpu_prefix_cache_*          to 0.11   now kv_cache_*, prefix_cache_*
+    vllm:kv_cache_usage_perc, prefix_cache_*               from 0.10, beside the old names
+    vllm:kv_block_* (with --kv-cache-metrics)              from 0.12
+    vllm:prompt_tokens_cached                              from 0.16
+    vllm:estimated_*_per_gpu (with --enable-mfu-metrics)   from 0.18
+    vllm:num_requests_waiting_by_reason                    from 0.20
+    kv_cache_size_tokens in vllm:cache_config_info         from 0.24
+    everything else                                        from 0.10 to 0.32
 """
 
 from __future__ import annotations
@@ -11,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +43,8 @@ PREFIX_COUNTERS = (
     "vllm:prompt_tokens_total",
     "vllm:prompt_tokens_cached_total",
 )
-"""Counters that are sampled during a run too: whether prefix hits fall shows only over time."""
+"""Counters that are sampled during a run too: whether prefix hits fall shows only over time, and
+that the server restarted."""
 
 ENGINES = "kvtune:engines"
 """A gauge of our own: how many engines the page speaks of, where there are several."""
@@ -46,7 +58,15 @@ _RENAMED = {
     "vllm:gpu_prefix_cache_queries_total": "vllm:prefix_cache_queries_total",
     "vllm:gpu_prefix_cache_hits_total": "vllm:prefix_cache_hits_total",
 }
-_ENGINE_LABELS = ("engine", "model_name")
+START = "process_start_time_seconds"
+"""Tells a restart; servers of several processes do not export it."""
+
+# Who exports a series: vLLM's own labels, then those that Prometheus, Kubernetes and Ray add.
+_ENGINE_LABELS = (
+    *("engine", "model_name"),
+    *("instance", "job", "namespace", "pod", "container", "node", "service", "endpoint"),
+    *("WorkerId", "ReplicaId", "SessionName"),
+)
 _SUFFIX = re.compile(r"_(?:total|bucket|sum|count)$")
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|(?=\}))')
@@ -60,12 +80,14 @@ Labels = tuple[tuple[str, str], ...]
 class Samples:
     """One reading: `counters` only grow while the server lives, `gauges` are of the moment.
 
-    Buckets, sums and counts of histograms are counters. Values that are not finite are left out.
+    Buckets, sums and counts of histograms are counters. Values that are not finite are left out;
+    `unknown` names their series.
     """
 
     counters: Mapping[str, float]
     gauges: Mapping[str, float]
     skipped_lines: int = 0
+    unknown: frozenset[str] = frozenset()
 
 
 def parse_metrics(text: str, only: Sequence[str] | None = None) -> Samples:
@@ -84,14 +106,33 @@ def parse_metrics(text: str, only: Sequence[str] | None = None) -> Samples:
             _read_kind(line, kinds)
         elif (sample := _read_sample(line)) is None:
             skipped += 1
-        elif math.isfinite(sample[2]):
+        else:
             found[sample[0], sample[1]] = sample[2]
     counters, gauges = _aggregate(found, kinds, renamed)
     if only is not None:
         kept = (*only, ENGINES)
         gauges = {key: value for key, value in gauges.items() if key.partition("{")[0] in kept}
         counters = {key: value for key, value in counters.items() if key.partition("{")[0] in only}
-    return Samples(counters, gauges, skipped)
+    read = {**counters, **gauges}
+    return Samples(
+        {key: value for key, value in counters.items() if math.isfinite(value)},
+        {key: value for key, value in gauges.items() if math.isfinite(value)},
+        skipped,
+        frozenset(key for key, value in read.items() if not math.isfinite(value)),
+    )
+
+
+def page_problem(text: str) -> str | None:
+    """Why a page is no whole page of metrics; None if it is one."""
+    if text.lstrip()[:1] == "<":
+        return "a web page came instead of metrics"
+    if not text.strip():
+        return "the page is empty"
+    if not text.endswith("\n"):
+        return "the page is cut off"
+    if not any(map(_read_sample, text.splitlines())):
+        return "the page holds no metrics"
+    return None
 
 
 def counters_delta(before: Samples, after: Samples) -> dict[str, float]:
@@ -101,6 +142,7 @@ def counters_delta(before: Samples, after: Samples) -> dict[str, float]:
         if value >= before.counters.get(series, 0.0)
         else value
         for series, value in after.counters.items()
+        if series not in before.unknown
     }
 
 
@@ -109,7 +151,7 @@ def counter_resets(before: Samples, after: Samples) -> tuple[str, ...]:
     return tuple(
         series
         for series, value in before.counters.items()
-        if value > after.counters.get(series, 0.0)
+        if value > after.counters.get(series, 0.0) and series not in after.unknown
     )
 
 
@@ -127,8 +169,8 @@ def info_labels(text: str, name: str) -> dict[str, str]:
 class Scraper:
     """Fetches the metrics page of a server; what goes wrong lands in `problems`, never raised."""
 
-    def __init__(self, endpoint: Endpoint, *, timeout_s: float = 5.0) -> None:
-        self._pool = HttpPool(endpoint.url, connect_timeout_s=timeout_s)
+    def __init__(self, endpoint: Endpoint, *, timeout_s: float = 10.0) -> None:
+        self._pool, self._path = HttpPool.to_metrics(endpoint, connect_timeout_s=timeout_s)
         self._timeout_s = timeout_s
         self.problems: list[str] = []
 
@@ -148,34 +190,21 @@ class Scraper:
         page = _Page()
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._pool.exchange(self._pool.get("/metrics"), page)
+                await self._pool.exchange(self._pool.get(self._path), page)
         except TimeoutError:
             page.error = f"no answer within {self._timeout_s:g} s"
         if page.error is None and page.status != 200:
             page.error = f"HTTP {page.status}"
-        if page.error is not None:
-            self.problems.append(f"/metrics: {page.error}")
+        text = page.content.decode(errors="replace")
+        if (problem := page.error or page_problem(text)) is not None:
+            self.problems.append(f"{self._path.partition('?')[0]}: {problem}")
             return None
-        return page.content.decode(errors="replace")
+        return text
 
     async def read(self, only: Sequence[str] | None = None) -> Samples | None:
         """Return the parsed page, or None (and one more entry in `problems`)."""
         text = await self.fetch()
         return None if text is None else parse_metrics(text, only)
-
-    async def sample_gauges(
-        self, into: dict[str, list[tuple[float, float]]], start_s: float, interval_s: float
-    ) -> None:
-        """Append the load gauges and prefix counters to `into` every `interval_s` until cancelled.
-
-        Each sample is (seconds since `start_s` of `time.perf_counter`, value).
-        """
-        while True:
-            if (samples := await self.read(LOAD_GAUGES + PREFIX_COUNTERS)) is not None:
-                now_s = time.perf_counter() - start_s
-                for series, value in (*samples.gauges.items(), *samples.counters.items()):
-                    into.setdefault(series, []).append((now_s, value))
-            await asyncio.sleep(interval_s)
 
 
 class _Page:
@@ -240,11 +269,12 @@ def _aggregate(
 ) -> tuple[dict[str, float], dict[str, float]]:
     counters: dict[str, float] = defaultdict(float)
     gauges: dict[str, list[float]] = defaultdict(list)
-    engines: set[str] = set()
+    engines: set[Labels] = set()
     for (name, labels), value in found.items():
         if name.endswith(("_created", "_info")):
             continue
-        engines.update(text for label, text in labels if label == "engine")
+        if any(label == "engine" for label, _ in labels):
+            engines.add(tuple(pair for pair in labels if pair[0] in _ENGINE_LABELS))
         series = _series(renamed.get(name, name), labels)
         if _is_counter(name, kinds):
             counters[series] += value

@@ -113,7 +113,9 @@ class Window:
         running, inference_s = self._gauge(RUNNING), self.counters.get(INFERENCE_S)
         if running and fmean(running) * self.window_s >= 0.5 * (inference_s or 0.0):
             return fmean(value > 0 for value in running)
-        return None if inference_s is None else min(1.0, inference_s / self.window_s)
+        if inference_s is None or self.window_s <= 0:
+            return None
+        return min(1.0, inference_s / self.window_s)
 
     @property
     def client_cpu_share(self) -> float | None:

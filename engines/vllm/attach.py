@@ -5,32 +5,38 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import ssl
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
+from kvtune.address import tls_context, tls_fix
 from kvtune.engines.vllm.effective import read_effective
-from kvtune.engines.vllm.secret_names import API_KEY_VARIABLE, KEY_FIX, REFUSED, key_problem
-from kvtune.errors import BadInput, EngineError
+from kvtune.engines.vllm.secret_names import KEY_FIX, REFUSED, key_problem
+from kvtune.errors import EngineError
 from kvtune.types import EffectiveConfig, Endpoint, FailureClass
 
 TIMEOUT_S = 10.0
+PAGE_LIMIT_BYTES = 64 * 1024 * 1024
 _UNREADABLE = (OSError, ValueError, http.client.HTTPException)
+_REDIRECTS = (301, 302, 303, 307, 308)
 
 
-def attach(url: str) -> tuple[Endpoint, EffectiveConfig | None]:
-    """Find out what serves at `url`. The configuration is None when it is no vLLM server.
+def attach(endpoint: Endpoint) -> tuple[Endpoint, EffectiveConfig | None]:
+    """Find out what serves at an address (see `read_address`), and under which name.
 
-    A key in the environment variable `KVTUNE_API_KEY` is sent as a bearer token.
+    The configuration is None when it is no vLLM server.
 
     Raises:
-        BadInput: `url` is no http address.
-        EngineError: nothing answers there, or it is no OpenAI-compatible server.
+        BadInput: the file of certificates cannot be used.
+        EngineError: nothing answers there, or it is no OpenAI-compatible server, or a metrics
+            address that the user gave cannot be read.
     """
-    base = url.rstrip("/").removesuffix("/v1")
-    if not base.startswith(("http://", "https://")):
-        raise BadInput(f"{url!r} is no address", fix="write it like http://localhost:8000")
-    models = _json(f"{base}/v1/models")
+    reader = _Reader(endpoint)
+    base = endpoint.url
+    models = reader.json(f"{base}/v1/models")
     listed = models.get("data") if isinstance(models, dict) else None
     if not isinstance(listed, list) or not listed or not isinstance(listed[0], dict):
         raise EngineError(
@@ -39,14 +45,14 @@ def attach(url: str) -> tuple[Endpoint, EffectiveConfig | None]:
             fix="give the address of the server's API, without /v1",
         )
     entry = listed[0]
-    metrics = _optional_text(f"{base}/metrics")
+    metrics = reader.metrics()
     is_vllm = "vllm:" in metrics
-    endpoint = Endpoint(url=base, model=str(entry.get("id")), is_vllm=is_vllm)
+    endpoint = replace(endpoint, model=str(entry.get("id")), is_vllm=is_vllm)
     if not is_vllm:
         return endpoint, None
-    version = _optional_json(f"{base}/version").get("version")
+    version = reader.optional_json(f"{base}/version").get("version")
     effective = read_effective(
-        server_info=_optional_json(f"{base}/server_info?config_format=json"),
+        server_info=reader.optional_json(f"{base}/server_info?config_format=json"),
         metrics_text=metrics,
         log_text="",
         version=version,
@@ -57,53 +63,99 @@ def attach(url: str) -> tuple[Endpoint, EffectiveConfig | None]:
     return endpoint, effective
 
 
-def _read(url: str) -> bytes:
-    request = urllib.request.Request(url)
-    if key := os.environ.get(API_KEY_VARIABLE):
-        # Not redirected: the key is for this server, and not for where it may point to.
-        request.add_unredirected_header("Authorization", f"Bearer {key}")
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            content: bytes = answer.read()
-            return content
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The load client follows none either, and a key is for this server only."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
 
 
-def _json(url: str) -> Any:
-    try:
-        return json.loads(_read(url))
-    except urllib.error.HTTPError as error:
-        if error.code in REFUSED:
+class _Reader:
+    """Reads pages of a server as the load client would: directly, without a proxy."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        handlers: list[urllib.request.BaseHandler] = [
+            urllib.request.ProxyHandler({}),
+            _NoRedirect(),
+        ]
+        if "https" in (urlsplit(endpoint.url).scheme, urlsplit(endpoint.metrics_url or "").scheme):
+            context = tls_context(endpoint.ca_cert)
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def json(self, url: str) -> Any:
+        """The content of a page.
+
+        Raises:
+            EngineError: it cannot be read.
+        """
+        return json.loads(self._text(url, self._endpoint.authorization, is_json=True))
+
+    def optional_json(self, url: str) -> dict[str, Any]:
+        """The content of a page that not every server has."""
+        try:
+            found = self.json(url)
+        except EngineError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def metrics(self) -> str:
+        """The page of metrics; empty if the server has none where vLLM has it.
+
+        Raises:
+            EngineError: the user said where it is, and it is not there.
+        """
+        endpoint = self._endpoint
+        if endpoint.metrics_url is not None:
+            return self._text(endpoint.metrics_url, endpoint.metrics_authorization)
+        try:
+            return self._text(f"{endpoint.url}/metrics", endpoint.authorization)
+        except EngineError:
+            return ""
+
+    def _text(self, url: str, authorization: str | None, *, is_json: bool = False) -> str:
+        try:
+            text = self._read(url, authorization).decode("utf-8", "replace")
+            if is_json:
+                json.loads(text)
+        except urllib.error.HTTPError as error:
+            raise _refused(url, error, is_key_sent=authorization is not None) from error
+        except _UNREADABLE as error:
+            reason = getattr(error, "reason", error)
+            fix = "check the address, and that the server is up"
+            if isinstance(reason, ssl.SSLError):
+                fix = tls_fix(reason)
+            elif isinstance(error, json.JSONDecodeError):
+                reason = f"it is no JSON but begins with {text[:40]!r}"
+                fix = "give the address of the server's API, without /v1"
             raise EngineError(
-                FailureClass.REQUEST_ERRORS,
-                f"{url} answers with HTTP {error.code}: {key_problem()}",
-                fix=KEY_FIX,
+                FailureClass.REQUEST_ERRORS, f"{url} cannot be read: {reason}", fix
             ) from error
-        raise EngineError(
-            FailureClass.REQUEST_ERRORS,
-            f"{url} answers with HTTP {error.code}",
-            fix="give the address of the server's API, without /v1",
-        ) from error
-    except _UNREADABLE as error:
-        raise EngineError(
-            FailureClass.REQUEST_ERRORS,
-            f"{url} cannot be read: {getattr(error, 'reason', error)}",
-            fix="check the address, and that the server is up",
-        ) from error
+        return text
+
+    def _read(self, url: str, authorization: str | None) -> bytes:
+        request = urllib.request.Request(url)
+        if authorization is not None:
+            request.add_unredirected_header("Authorization", authorization)
+        try:
+            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+                content: bytes = answer.read(PAGE_LIMIT_BYTES)
+                return content
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise
 
 
-def _optional_json(url: str) -> dict[str, Any]:
-    try:
-        found = _json(url)
-    except EngineError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _optional_text(url: str) -> str:
-    try:
-        return _read(url).decode("utf-8", "replace")
-    except _UNREADABLE:
-        return ""
+def _refused(url: str, error: urllib.error.HTTPError, *, is_key_sent: bool) -> EngineError:
+    said = f"{url} answers with HTTP {error.code}"
+    fix = "give the address of the server's API, without /v1"
+    if error.code in REFUSED:
+        why = "it does not take the API key that it was sent" if is_key_sent else key_problem()
+        # Never sent unasked: that key opens an account, and an address may be anybody's.
+        said, fix = f"{said}: {why}", KEY_FIX
+        if not is_key_sent and "OPENAI_API_KEY" in os.environ:
+            fix = 'if it is the key in OPENAI_API_KEY: --api-key "$OPENAI_API_KEY"'
+    elif error.code in _REDIRECTS and (target := error.headers.get("Location")):
+        said, fix = f"{said} and points to {target}", "give that address instead"
+    return EngineError(FailureClass.REQUEST_ERRORS, said, fix)

@@ -15,11 +15,12 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from kvtune.address import API_KEY_VARIABLE
 from kvtune.engines.vllm.arguments import normal_name
 from kvtune.engines.vllm.failures import classify
 from kvtune.engines.vllm.log import LogTail
 from kvtune.engines.vllm.process import GuardedProcess
-from kvtune.engines.vllm.secret_names import API_KEY_VARIABLE, KEY_FIX, REFUSED, key_problem
+from kvtune.engines.vllm.secret_names import KEY_FIX, REFUSED, key_problem
 from kvtune.errors import BadInput, EngineError
 from kvtune.types import Failure, FailureClass
 

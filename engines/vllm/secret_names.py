@@ -8,10 +8,8 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
+from kvtune.address import API_KEY_VARIABLE
 from kvtune.errors import BadInput
-
-API_KEY_VARIABLE = "KVTUNE_API_KEY"
-"""Holds the key that kvtune sends to a server; the load client reads the same variable."""
 
 REFUSED = (401, 403)
 """The HTTP statuses of a server that wants a key, or another one."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from kvtune.profilers.follow import Follower, Seen
 from kvtune.profilers.load.answer import Answer
 from kvtune.profilers.load.arrivals import ClosedLoop, OpenLoop
 from kvtune.profilers.load.http import HttpPool
@@ -17,7 +19,7 @@ from kvtune.profilers.load.progress import Progress
 from kvtune.profilers.load.request import PreparedRequest
 from kvtune.profilers.load.runtime import allow_connections, quiet_collector
 from kvtune.profilers.load.summary import run_warnings
-from kvtune.profilers.scrape import Samples, Scraper, counter_resets, counters_delta
+from kvtune.profilers.scrape import Scraper
 from kvtune.types import Endpoint, Failure, LoadRun, RequestRecord
 
 __all__ = ["ClosedLoop", "OpenLoop", "Progress", "replay"]
@@ -59,26 +61,27 @@ async def replay(
     """
     arrivals.check(requests)
     allow_connections(arrivals.connections(len(requests)))
-    pool = HttpPool(endpoint.url)
+    pool = HttpPool.to_api(endpoint)
     limits = (request_timeout_s, stall_timeout_s, should_stop)
     warnings: list[str] = []
-    gauges: dict[str, list[tuple[float, float]]] = {}
+    seen: Seen | None = None
     try:
         async with Scraper(endpoint) as scraper:
+            follower = Follower(scraper)
             if warmup:
                 warmed = _Replay(pool, warmup, *limits)
                 await warmed.run(ClosedLoop(_warmup_concurrency(arrivals)))
                 warnings += warmed.warmup_warnings()
                 if warmed.stop_reason is not None:
                     return LoadRun((), 0.0, 0.0, {}, {}, tuple(warnings))
-            before = await scraper.read() if scrape_interval_s is not None else None
+            is_followed = scrape_interval_s is not None and await follower.read()
             measured = _Replay(pool, requests, *limits, on_progress, keep_text)
             with quiet_collector():
                 cpu_before_s = time.process_time()
                 start_s = time.perf_counter()
                 sampler = (
-                    asyncio.create_task(scraper.sample_gauges(gauges, start_s, scrape_interval_s))
-                    if before is not None and scrape_interval_s is not None
+                    asyncio.create_task(follower.follow(scrape_interval_s))
+                    if is_followed and scrape_interval_s is not None
                     else None
                 )
                 try:
@@ -88,19 +91,27 @@ async def replay(
                         sampler.cancel()
                 cpu_s = time.process_time() - cpu_before_s
             stopped = measured.stop_reason is not None
-            after = None if before is None or stopped else await scraper.read()
+            if sampler is not None:
+                await asyncio.wait((sampler,))
+                if not stopped:
+                    await follower.read()
+                seen = follower.seen(start_s)
+            elif scraper.problems:
+                warnings.append(f"the server's counters are incomplete: {scraper.problems[0]}")
     finally:
         await pool.close()
     records = measured.records()
     warnings += measured.warnings(records, arrivals)
-    warnings += _scrape_warnings(scraper.problems, before, after)
-    return LoadRun(
-        records=records,
-        duration_s=measured.duration_s,
-        client_cpu_s=cpu_s,
-        counters={} if before is None or after is None else counters_delta(before, after),
-        gauges=gauges,
-        warnings=tuple(warnings),
+    run = LoadRun(records, measured.duration_s, cpu_s, {}, {}, tuple(warnings))
+    if seen is None:
+        return run
+    return replace(
+        run,
+        counters=seen.counters,
+        gauges=seen.gauges,
+        warnings=(*run.warnings, *seen.notes),
+        counted_s=None if seen.is_whole and not stopped else seen.to_s - max(0.0, seen.from_s),
+        lost=seen.lost,
     )
 
 
@@ -253,18 +264,3 @@ def _warmup_concurrency(arrivals: OpenLoop | ClosedLoop) -> int:
     if isinstance(arrivals, ClosedLoop):
         return arrivals.concurrency
     return arrivals.max_concurrency or _WARMUP_CONCURRENCY
-
-
-def _scrape_warnings(
-    problems: Sequence[str], before: Samples | None, after: Samples | None
-) -> list[str]:
-    warnings = []
-    if problems:
-        times = f" ({len(problems)} times)" if len(problems) > 1 else ""
-        warnings.append(f"the server's counters are incomplete: {problems[0]}{times}")
-    if before is not None and after is not None and (resets := counter_resets(before, after)):
-        warnings.append(
-            f"{len(resets)} counters went back during the run, such as {resets[0]}: "
-            "the server restarted"
-        )
-    return warnings

@@ -7,7 +7,6 @@ no task wakes up before an answer is complete. Connections are kept alive and re
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 import time
 from typing import Protocol, cast
@@ -15,11 +14,12 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from kvtune.address import bearer, tls_context, tls_fix
 from kvtune.errors import BadInput
+from kvtune.types import Endpoint
 
 _READ_BYTES = 256 * 1024
 _CLOSE_TIMEOUT_S = 2.0
-API_KEY_VARIABLE = "KVTUNE_API_KEY"
 
 
 class Receiver(Protocol):
@@ -163,14 +163,21 @@ class Connection(asyncio.BufferedProtocol):
 class HttpPool:
     """Connections to one server.
 
-    `url` is the root of the API (a closing `/v1` is tolerated). A key in the environment variable
-    `KVTUNE_API_KEY` is sent as a bearer token.
+    `url` is the root of the API (a closing `/v1` is tolerated). `authorization` is the header of
+    that name. `ca_cert` is a file of certificates that are trusted too.
 
     Raises:
-        BadInput: `url` is not an http or https address.
+        BadInput: `url` is not an http or https address, or `ca_cert` holds no certificate.
     """
 
-    def __init__(self, url: str, *, connect_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        authorization: str | None = None,
+        ca_cert: str | None = None,
+        connect_timeout_s: float = 30.0,
+    ) -> None:
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -185,16 +192,44 @@ class HttpPool:
         self.last_bytes_s = 0.0
         self._host = parts.hostname
         self._port = port or (443 if parts.scheme == "https" else 80)
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = tls_context(ca_cert) if parts.scheme == "https" else None
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = f"Host: {parts.netloc.rpartition('@')[2]}\r\n"
-        if key := os.environ.get(API_KEY_VARIABLE):
-            self._headers += f"Authorization: Bearer {key}\r\n"
+        if authorization is not None:
+            self._headers += f"Authorization: {authorization}\r\n"
         self._connect_timeout_s = connect_timeout_s
         self._addresses: list[str] = []
         self._open: set[Connection] = set()
         self._idle: list[Connection] = []
         self._all_lost = asyncio.Event()
+
+    @classmethod
+    def to_api(cls, endpoint: Endpoint) -> HttpPool:
+        """Connections to the API of a server; a key in the environment is sent if none is named."""
+        return cls(
+            endpoint.url,
+            authorization=endpoint.authorization or bearer(),
+            ca_cert=endpoint.ca_cert,
+        )
+
+    @classmethod
+    def to_metrics(cls, endpoint: Endpoint, *, connect_timeout_s: float) -> tuple[HttpPool, str]:
+        """Connections to where a server's metrics are, and their path there."""
+        if endpoint.metrics_url is None:
+            url, path = endpoint.url, "/metrics"
+            authorization = endpoint.authorization or bearer()
+        else:
+            parts = urlsplit(endpoint.metrics_url)
+            url = f"{parts.scheme}://{parts.netloc}"
+            path = parts._replace(scheme="", netloc="").geturl() or "/"
+            authorization = endpoint.metrics_authorization
+        pool = cls(
+            url,
+            authorization=authorization,
+            ca_cert=endpoint.ca_cert,
+            connect_timeout_s=connect_timeout_s,
+        )
+        return pool, path
 
     def get(self, path: str) -> bytes:
         """Return the bytes of a GET request."""
@@ -300,5 +335,11 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "connection reset"
     if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {error.reason or error}"
+        return f"TLS failed: {_tls_reason(error)} ({tls_fix(error)})"
     return f"connection failed: {error}"
+
+
+def _tls_reason(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message.rstrip(".")
+    return error.reason or str(error)

@@ -1,15 +1,10 @@
 """From a stretch of load to a profile, with what is known of the server beside its counters."""
 
-import asyncio
-
 import pytest
 from contracts.decoding import Sequence, cells, decode
 from contracts.landscape import DEVICE, GOAL, run_of
 
-from kvtune.autotune.profiling import Subject, observed_concurrency, profile_of, watch
-from kvtune.engines.base import ServerSpec
-from kvtune.engines.simulated.engine import SimulatedEngine
-from kvtune.errors import EngineError
+from kvtune.autotune.profiling import Subject, observed_concurrency, profile_of
 from kvtune.profilers.probe import ProbeResult
 from kvtune.profilers.scrape import ENGINES
 from kvtune.profilers.step_gaps import join, observations
@@ -17,8 +12,6 @@ from kvtune.types import (
     Bottleneck,
     Ceilings,
     EffectiveConfig,
-    Endpoint,
-    FailureClass,
     Goal,
     LoadRun,
     Profile,
@@ -186,28 +179,3 @@ def test_ceilings_and_weights_divide_the_step(tmp_path):
     assert profile.ceilings == CEILINGS
     assert profile.step_time.weight_read_s == pytest.approx(1e-4)
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
-
-
-@pytest.fixture
-def server(tmp_path):
-    spec = ServerSpec("m", arguments={"simulate-time-scale": 0.01})
-    with SimulatedEngine().launch(spec, log_path=tmp_path / "server.log") as running:
-        yield running
-
-
-def test_watching_samples_the_gauges_and_takes_the_counters_apart(server):
-    seconds = []
-    run = asyncio.run(watch(server.endpoint, 0.6, interval_s=0.1, on_second=seconds.append))
-    assert run.records == ()
-    assert run.duration_s == pytest.approx(0.6, abs=0.3)
-    assert seconds[0] == pytest.approx(0.0, abs=0.2)
-    assert set(run.counters.values()) == {0.0}, "nothing was sent"
-    assert len(run.gauges["vllm:num_requests_running"]) >= 3
-    assert run.warnings == ()
-
-
-def test_a_page_that_cannot_be_read_is_a_failure():
-    with pytest.raises(EngineError, match="/metrics cannot be read") as failure:
-        asyncio.run(watch(Endpoint("http://127.0.0.1:9", "m"), 0.1))
-    assert failure.value.failure is FailureClass.REQUEST_ERRORS
-    assert failure.value.fix

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from kvtune.profilers.scrape import (
     ENGINES,
     LOAD_GAUGES,
-    PREFIX_COUNTERS,
     Samples,
     Scraper,
     counter_resets,
     counters_delta,
     info_labels,
+    page_problem,
     parse_metrics,
 )
 from kvtune.types import Endpoint
@@ -145,9 +145,29 @@ def test_kinds_win_over_names_and_names_decide_without_kinds():
 
 
 def test_values_that_are_not_finite_are_unknown():
-    samples = parse_metrics("a NaN\nb +Inf\nc -Inf\nd 1e3\n")
-    assert samples.gauges == {"d": 1000.0}
+    samples = parse_metrics("a NaN\nb +Inf\nc_total -Inf\nd 1e3\n")
+    assert (samples.gauges, samples.counters) == ({"d": 1000.0}, {})
+    assert samples.unknown == {"a", "b", "c_total"}
     assert samples.skipped_lines == 0
+
+
+def test_one_engine_that_is_not_finite_makes_the_sum_unknown():
+    samples = parse_metrics('a_total{engine="0"} NaN\na_total{engine="1"} 5\n')
+    assert samples == Samples({}, {ENGINES: 2.0}, 0, frozenset({"a_total"}))
+
+
+def test_growth_from_or_to_the_unknown_is_unknown():
+    known, unknown = Samples({"a": 5.0}, {}), Samples({}, {}, 0, frozenset({"a"}))
+    for before, after in ((known, unknown), (unknown, known)):
+        assert counters_delta(before, after) == {}
+        assert counter_resets(before, after) == ()
+
+
+@pytest.mark.parametrize("label", ["engine", "model_name", "instance", "pod", "WorkerId"])
+def test_who_exports_a_series_is_no_part_of_its_name(label):
+    page = "".join(f'vllm:x_total{{engine="0",reason="r",{label}="{n}"}} 2\n' for n in (0, 1))
+    assert parse_metrics(page).counters == {'vllm:x_total{reason="r"}': 4.0}
+    assert parse_metrics(page).gauges == {ENGINES: 2.0}
 
 
 @pytest.mark.parametrize(
@@ -257,29 +277,52 @@ def scrape(*args, timeout_s=5.0, **options):
     return asyncio.run(main())
 
 
-def test_load_and_prefix_counters_are_sampled_until_cancelled():
-    page = b"""
-vllm:gpu_cache_usage_perc{engine="0"} 0.5
-vllm:gpu_prefix_cache_queries_total{engine="0"} 40
-vllm:gpu_prefix_cache_hits_total{engine="0"} 30
-vllm:request_success_total{engine="0"} 9
-"""
-    into = {}
+@pytest.mark.parametrize(
+    ("page", "problem"),
+    [
+        (PAGE, None),
+        ("a 1\n", None),
+        ("# HELP only\na 1\n# EOF\n", None),
+        (PAGE[:-5], "cut off"),
+        ("a 1", "cut off"),
+        ("", "empty"),
+        ("\n \n", "empty"),
+        (" <html>\n</html>\n", "web page"),
+        ("# HELP a\n# TYPE a gauge\n", "no metrics"),
+        ('{"detail":"Not Found"}\n', "no metrics"),
+    ],
+)
+def test_a_page_that_is_no_page_of_metrics_is_known(page, problem):
+    found = page_problem(page)
+    assert found is problem is None or problem in found
+
+
+def test_metrics_elsewhere_are_fetched_with_their_own_authorization():
+    seen = []
 
     async def main():
-        async with answer_with(page) as endpoint, Scraper(endpoint) as scraper:
-            sampler = asyncio.create_task(scraper.sample_gauges(into, 0.0, 0.01))
-            while len(into.get("vllm:kv_cache_usage_perc", ())) < 2:
-                await asyncio.sleep(0.01)
-            sampler.cancel()
-            await asyncio.gather(sampler, return_exceptions=True)
+        async def connected(reader, writer):
+            seen.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\na 1\n")
+            writer.close()
 
-    asyncio.run(main())
-    assert {series: samples[0][1] for series, samples in into.items()} == {
-        "vllm:kv_cache_usage_perc": 0.5,
-        PREFIX_COUNTERS[0]: 40.0,
-        PREFIX_COUNTERS[1]: 30.0,
-    }
+        server = await asyncio.start_server(connected, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        endpoint = Endpoint(
+            "http://nowhere.invalid",
+            "m",
+            metrics_url=f"http://127.0.0.1:{port}/x/federate?match=a",
+            authorization="Bearer api",
+            metrics_authorization="Basic own",
+        )
+        async with Scraper(endpoint) as scraper:
+            page = await scraper.fetch()
+        server.close()
+        return page
+
+    assert asyncio.run(main()) == "a 1\n"
+    assert seen[0].startswith("GET /x/federate?match=a HTTP/1.1\r\n")
+    assert "Authorization: Basic own\r\n" in seen[0]
 
 
 def test_the_page_is_fetched():

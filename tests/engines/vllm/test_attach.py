@@ -7,12 +7,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from kvtune.engines.vllm.attach import attach
+from kvtune.address import read_address
+from kvtune.engines.vllm import attach as module
 from kvtune.errors import BadInput, EngineError
 from kvtune.types import FailureClass
 
 MODELS = {"data": [{"id": "m", "max_model_len": 2048}]}
 METRICS = 'vllm:cache_config_info{block_size="16.5",num_gpu_blocks="91"} 1.0\n'
+
+
+def attach(url, **options):
+    return module.attach(read_address(url, **options))
 
 
 @pytest.fixture

@@ -248,7 +248,8 @@ def test_without_scraping_the_metrics_page_is_left_alone(http):
     assert (run.counters, run.gauges, run.warnings) == ({}, {}, ())
 
 
-def test_a_restart_of_the_server_is_flagged(http):
+def test_a_restart_of_the_server_cuts_the_counters_and_is_said(http):
+    """What the server counted before or after the restart, never across it."""
     pages = iter([page(500, 0, 0)])
     run, _ = http.run_replay(
         http.three_tokens,
@@ -256,8 +257,28 @@ def test_a_restart_of_the_server_is_flagged(http):
         ClosedLoop(1),
         metrics=lambda: next(pages, page(20, 0, 0)),
     )
-    assert run.counters["vllm:prompt_tokens_total"] == 20
-    assert any("vllm:prompt_tokens_total: the server restarted" in w for w in run.warnings)
+    assert run.counters["vllm:prompt_tokens_total"] == 0
+    assert 0 <= run.counted_s < run.duration_s + 1
+    assert run.lost == ""
+    assert any("restarted once meanwhile (by vllm:prompt_tokens_total)" in w for w in run.warnings)
+
+
+def test_counters_read_before_the_metrics_failed_are_kept(http):
+    readings = []
+
+    def metrics():
+        readings.append(1)
+        return page(100 * len(readings), 1, 0.25) if len(readings) < 4 else None
+
+    async def handler(exchange):
+        await exchange.tokens(3, gap_s=0.3)
+
+    run, _ = http.run_replay(
+        handler, http.requests(1), ClosedLoop(1), metrics=metrics, scrape_interval_s=0.05
+    )
+    assert run.counters == {"vllm:prompt_tokens_total": 200.0}
+    assert "HTTP 404" in run.lost
+    assert run.counted_s < run.duration_s
 
 
 def test_tokens_that_share_a_message_are_counted_and_told(http):

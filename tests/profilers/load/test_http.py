@@ -1,9 +1,9 @@
 import asyncio
 import shutil
 import ssl
-import subprocess
 
 import pytest
+from contracts.fake_vllm import self_signed
 
 from kvtune.errors import BadInput
 from kvtune.profilers.load.http import HttpPool
@@ -51,7 +51,7 @@ def exchange_all(http, handler, count=1, start=asyncio.run, **changes):
 
     async def main():
         async with http.serve(handler, **changes) as server:
-            pool = HttpPool(server.endpoint.url)
+            pool = HttpPool.to_api(server.endpoint)
             pages = [await fetch(pool) for _ in range(count)]
             await pool.close()
             return pages, server
@@ -223,7 +223,7 @@ def test_closing_ends_what_is_under_way_and_closes_every_socket(http):
 
     async def main():
         async with http.serve(handler) as server:
-            pool = HttpPool(server.endpoint.url)
+            pool = HttpPool.to_api(server.endpoint)
             pages = [Page() for _ in range(5)]
             tasks = [asyncio.create_task(pool.exchange(pool.get("/x"), page)) for page in pages]
             await http.until(lambda: len(server.exchanges) == 5)
@@ -270,13 +270,7 @@ def test_what_is_no_address_is_refused(url):
 def certificate(tmp_path):
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command")
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    command = "openssl req -x509 -nodes -days 2 -subj /CN=127.0.0.1 -newkey ec"
-    command += " -pkeyopt ec_paramgen_curve:prime256v1 -addext subjectAltName=IP:127.0.0.1"
-    subprocess.run(
-        [*command.split(), "-keyout", key, "-out", cert], check=True, capture_output=True
-    )
-    return key, cert
+    return self_signed(tmp_path)
 
 
 @loops
@@ -285,7 +279,7 @@ def test_https_works_with_a_trusted_certificate_only(http, certificate, monkeypa
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(cert, key)
     (refused,), _ = exchange_all(http, chunked, start=start, tls=tls)
-    assert refused.error.startswith("TLS failed: CERTIFICATE_VERIFY_FAILED")
+    assert refused.error.startswith("TLS failed: self-signed certificate (give the certificate")
     monkeypatch.setenv("SSL_CERT_FILE", str(cert))
     pages, server = exchange_all(http, chunked, count=2, start=start, tls=tls)
     assert [page.error for page in pages] == [None, None]

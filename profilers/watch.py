@@ -1,0 +1,65 @@
+"""Watch a server that others use: read its counters for a while, and send nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from kvtune.errors import EngineError
+from kvtune.profilers.follow import Follower
+from kvtune.profilers.scrape import Scraper
+from kvtune.types import Endpoint, FailureClass, LoadRun
+
+GIVE_UP_S = 20.0
+"""A server that cannot be read for so long is not waited for."""
+
+
+async def watch(
+    endpoint: Endpoint,
+    duration_s: float,
+    *,
+    interval_s: float = 0.5,
+    give_up_s: float = GIVE_UP_S,
+    on_second: Callable[[float], None] | None = None,
+) -> LoadRun:
+    """Watch for `duration_s`, or until the server cannot be read for `give_up_s`.
+
+    Where it restarts or goes away, the run is that of its longest life; `lost` is set if it was
+    gone at the end.
+
+    Raises:
+        EngineError: the metrics cannot be read at all.
+    """
+    async with Scraper(endpoint) as scraper:
+        follower = Follower(scraper)
+        if not await follower.read():
+            raise EngineError(
+                FailureClass.REQUEST_ERRORS,
+                f"the metrics of {endpoint.url} cannot be read: {'; '.join(scraper.problems)}",
+                fix="check the address; vLLM serves its metrics on the port of its API, and "
+                "--metrics-url names another place",
+            )
+        start_s = follower.heard_s
+        sampler = asyncio.create_task(follower.follow(interval_s))
+        try:
+            while (elapsed_s := time.perf_counter() - start_s) < duration_s:
+                if on_second is not None:
+                    on_second(elapsed_s)
+                if time.perf_counter() - follower.heard_s > give_up_s:
+                    break
+                await asyncio.sleep(min(1.0, duration_s - elapsed_s))
+        finally:
+            sampler.cancel()
+        await asyncio.wait((sampler,))
+        await follower.read()
+        seen = follower.seen(start_s)
+    return LoadRun(
+        records=(),
+        duration_s=seen.to_s - seen.from_s,
+        client_cpu_s=0.0,
+        counters=seen.counters,
+        gauges=seen.gauges,
+        warnings=seen.notes,
+        lost=seen.lost,
+    )
