@@ -123,11 +123,24 @@ def _from_server_info(server_info: Mapping[str, Any]) -> dict[str, Any]:
 def _from_metrics(text: str) -> dict[str, Any]:
     found = re.search(r"^vllm:cache_config_info\{(.*)\} ", text, re.MULTILINE)
     labels = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
-    return {
-        field: labels[label]
-        for label, field in _CACHE_CONFIG.items()
-        if labels.get(label, "None") != "None"
-    }
+    labels = {label: value for label, value in labels.items() if value != "None"}
+    values = {field: labels[label] for label, field in _CACHE_CONFIG.items() if label in labels}
+    if (size_tokens := _size_tokens(labels)) is not None:
+        values.setdefault("kv_cache_size_tokens", size_tokens)
+    return values
+
+
+def _size_tokens(labels: Mapping[str, str]) -> str | None:
+    """What the blocks hold, where the server does not say it: vLLM does from 0.24 on.
+
+    Layers with a window or a state of their own share the blocks in a way that labels don't tell.
+    """
+    blocks, block_tokens = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+    if "sliding_window" in labels or "mamba_page_size_padded" in labels:
+        return None
+    if not (blocks.isdecimal() and block_tokens.isdecimal()):
+        return None
+    return str(int(blocks) * int(block_tokens))
 
 
 def _from_log(text: str) -> dict[str, Any]:

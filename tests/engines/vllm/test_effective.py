@@ -164,3 +164,26 @@ def test_a_configuration_of_another_shape_is_unknown():
     assert (effective.max_num_seqs, effective.engine_version) == (None, None)
     assert (effective.watermark_ratio, effective.block_size_tokens) == (0.5, 128)
     assert effective.source == ("server_info", "metrics")
+
+
+@pytest.mark.parametrize(
+    ("labels", "size_tokens"),
+    [
+        ('block_size="16",num_gpu_blocks="912",sliding_window="None"', 14_592),
+        ('block_size="16",num_gpu_blocks="912"', 14_592),
+        ('block_size="16",num_gpu_blocks="912",kv_cache_size_tokens="14000"', 14_000),
+        ('block_size="16",num_gpu_blocks="912",sliding_window="4096"', None),
+        ('block_size="16",num_gpu_blocks="912",mamba_page_size_padded="65536"', None),
+        ('block_size="16",num_gpu_blocks="None"', None),
+        ('num_gpu_blocks="912"', None),
+    ],
+)
+def test_what_the_blocks_hold_is_known_of_releases_that_do_not_say_it(labels, size_tokens):
+    effective = read_effective(
+        server_info=None,
+        metrics_text=f"vllm:cache_config_info{{{labels}}} 1.0\n",
+        log_text="",
+        version=None,
+        start_kind="attached",
+    )
+    assert effective.kv_cache_size_tokens == size_tokens
