@@ -155,15 +155,40 @@ def items_needed(
 
 
 def items_needed_like(gains: Sequence[float], limit: float, *, bounded: bool) -> int | None:
-    """`items_needed` for items that vary as these do, when the mean gain in truth is 0."""
-    if bounded and _all_or_nothing(gains):
-        return items_needed(limit, (_count(gains, -1) + _count(gains, 1)) / len(gains))
+    """How many items that vary as these do could support a limit; `None` if no number would.
+
+    Assumes that in truth nothing got worse, as `items_needed`. When these items are already as
+    many and still do not support it, assumes that the mean stays what it is.
+
+    Raises:
+        ValueError: `gains` is empty.
+    """
     mean = fmean(gains)
     spread = fmean((gain - mean) ** 2 for gain in gains)
-    z = _quantile(CONFIDENCE)
-    if bounded:
-        return _fewest(lambda items: _lost_at_most(spread, items) <= limit)
-    return _fewest(lambda items: items >= LEAST_ITEMS and z * math.sqrt(spread / items) <= limit)
+    if bounded and _all_or_nothing(gains):
+        needed = items_needed(limit, (_count(gains, -1) + _count(gains, 1)) / len(gains))
+    elif bounded:
+        needed = _fewest(lambda items: _lost_at_most(spread, items) <= limit)
+    else:
+        needed = mean_items_needed(spread, limit)
+    if needed is None or needed > len(gains):
+        return needed
+    return mean_items_needed(spread, limit + mean, more_than=len(gains))
+
+
+def mean_items_needed(spread: float, distance: float, *, more_than: int = 0) -> int | None:
+    """How many values of that variance tell a mean from one that is `distance` away."""
+    if distance <= 0:
+        return None
+    needed = math.ceil(spread * (_quantile(CONFIDENCE) / distance) ** 2)
+    return None if needed > MOST_ITEMS else max(needed, LEAST_ITEMS, more_than + 1)
+
+
+def method(gains: Sequence[float], *, bounded: bool) -> str:
+    """The name of what `change_interval` uses for these gains."""
+    if not bounded:
+        return "t or bootstrap, the wider"
+    return "Tango" if _all_or_nothing(gains) else "t with an imaginary item"
 
 
 def _quantile(confidence: float) -> float:

@@ -1,0 +1,309 @@
+import random
+
+import pytest
+
+from kvtune.profilers.quality.figures import Row
+from kvtune.profilers.quality.gate import judge, report
+from kvtune.profilers.quality.limits import ANY, BROKEN_OUTPUT, Limit
+from kvtune.profilers.quality.suite import QualityMetric
+
+RECALL = QualityMetric("recall", "share", "higher", "difference", 0.05)
+LEAK = QualityMetric("leak", "share", "lower", "difference", 0.05)
+KL = QualityMetric("kl", "nats", "lower", "level", 0.02, bounds=None)
+TOP1 = QualityMetric("top1", "share", "higher", "level", 0.9)
+LENGTH = QualityMetric("log-ratio", "nats", "lower", "difference", 0.1, bounds=None)
+RATING = QualityMetric("rating", "marks", "higher", "difference", 1.0, bounds=(0.0, 10.0))
+
+
+def rows(values, metric=RECALL, category="single", suite="needle", again=None, headline=True):
+    """A row for each (candidate, baseline); `again` are the second run's values."""
+    return [
+        Row(
+            suite=suite,
+            category=category,
+            item=f"{category}-{number}",
+            metric=metric,
+            headline=headline,
+            ours=ours,
+            theirs=theirs,
+            again=None if again is None else (again[number], theirs),
+        )
+        for number, (ours, theirs) in enumerate(values)
+    ]
+
+
+def changed(broken, mended, items, wrong=0):
+    """(candidate, baseline) of right-or-wrong items; `wrong` ones stay wrong."""
+    right = items - broken - mended - wrong
+    return [
+        *[(0.0, 1.0)] * broken,
+        *[(1.0, 0.0)] * mended,
+        *[(0.0, 0.0)] * wrong,
+        *[(1.0, 1.0)] * right,
+    ]
+
+
+def figure_of(found, category="single", metric="recall", suite="needle"):
+    [figure] = [
+        each
+        for each in found
+        if (each.suite, each.category, each.metric) == (suite, category, metric)
+    ]
+    return figure
+
+
+def judged(values, metric=RECALL, **more):
+    return figure_of(judge(rows(values, metric, **more)), metric=metric.name)
+
+
+def test_many_unchanged_items_support_the_limit():
+    figure = judged(changed(0, 0, 60, wrong=20))
+    assert figure.outcome == "pass"
+    assert figure.because == "no item broke of 60: at most 4.31 points worse, 5 points allowed"
+    assert figure.items_needed is None
+    assert (figure.candidate, figure.baseline) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+
+
+def test_few_unchanged_items_are_not_enough_evidence():
+    figure = judged(changed(0, 0, 12))
+    assert figure.outcome == "unclear"
+    assert figure.because == (
+        "no item broke of 12, but 12 items cannot rule out a loss of 5 points: 52 needed"
+    )
+    assert figure.items_needed == 52
+
+
+def test_many_broken_items_fail_with_what_is_sure_of_the_loss():
+    figure = judged(changed(24, 1, 60))
+    assert figure.outcome == "fail"
+    assert figure.because.startswith("24 of 60 items broke (40%), 1 mended: at least ")
+    assert figure.because.endswith(" points worse, 5 points allowed")
+    assert (figure.broken, figure.mended) == (24, 1)
+    assert figure.change.estimate == pytest.approx(-23 / 60)
+    assert figure.change.low < -23 / 60 < figure.change.high < -0.05
+
+
+def test_loss_that_the_second_run_shows_too_is_no_failure():
+    values = changed(24, 0, 60)
+    alone = judged(values, again=[1.0] * 60)
+    shared = judged(values, again=[ours for ours, _ in values])
+    assert alone.outcome == "fail"
+    assert alone.floor.estimate == 0
+    assert shared.outcome == "unclear"
+    assert "second run" in shared.because
+    assert shared.floor.estimate == pytest.approx(-0.4)
+
+
+def test_a_loss_sure_alone_is_not_sure_among_many_figures():
+    values = changed(8, 0, 20)
+    few = judge(rows(values))
+    many = judge(
+        [
+            *rows(values),
+            *(
+                row
+                for number in range(30)
+                for row in rows(changed(0, 0, 20), category=f"c{number}")
+            ),
+        ]
+    )
+    assert figure_of(few).outcome == "fail"
+    assert figure_of(many).outcome == "unclear"
+    assert "63 figures" not in figure_of(few).because
+    assert "32 figures are looked at" in figure_of(many).because
+
+
+def test_baseline_that_gets_nothing_right_is_not_informative():
+    figure = judged([(0.0, 0.0)] * 80)
+    assert figure.outcome == "unclear"
+    assert figure.because.startswith("not informative: the baseline itself scores 0% on 80 items")
+    assert figure.items_needed is None
+
+
+def test_a_baseline_that_leaks_all_has_nothing_to_lose_either():
+    assert judged([(1.0, 1.0)] * 80, LEAK).because.startswith("not informative")
+    assert judged([(0.0, 0.0)] * 80, LEAK).outcome == "pass"
+
+
+def test_a_share_that_should_be_low_fails_when_it_rises():
+    figure = judged([(1.0, 0.0)] * 30 + [(0.0, 0.0)] * 30, LEAK)
+    assert figure.outcome == "fail"
+    assert figure.broken == 30
+    assert figure.change.estimate == pytest.approx(0.5)
+    assert 0.05 < figure.change.low < 0.5 < figure.change.high
+
+
+def test_graded_scores_tell_their_means():
+    figure = judged([(0.25, 0.75), (0.3, 0.75)] * 20)
+    assert figure.outcome == "fail"
+    assert figure.because.startswith("from 75% to 27.5% over 40 items: at least ")
+
+
+def test_bounds_give_the_scale_of_a_metric():
+    figure = judged([(6.0, 9.0)] * 40 + [(9.5, 9.0)] * 3, RATING)
+    assert figure.outcome == "fail"
+    assert figure.change.estimate == pytest.approx((-3 * 40 + 0.5 * 3) / 43)
+    assert figure.change.high < -1
+    assert figure.because.endswith("1 marks allowed")
+
+
+def test_unbounded_changes_are_judged_in_their_own_unit():
+    rng = random.Random(3)
+    same = [(rng.gauss(0, 0.1), 0.0) for _ in range(40)]
+    longer = [(ours + 0.5, theirs) for ours, theirs in same]
+    assert judged(same, LENGTH).outcome == "pass"
+    figure = judged(longer, LENGTH)
+    assert figure.outcome == "fail"
+    assert "nats worse, 0.1 nats allowed" in figure.because
+    assert (figure.broken, figure.mended) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "again", "outcome", "says"),
+    [
+        ([0.001, 0.002, 0.001, 0.003], None, "pass", "surely within"),
+        ([1.1, 0.9, 1.0, 1.2], None, "fail", "surely beyond"),
+        ([0.001, 0.05, 0.001, 0.02], None, "unclear", "needed"),
+        ([0.03, 0.04, 0.05, 0.04], [0.04, 0.05, 0.04, 0.03], "unclear", "differs from itself by"),
+        ([1.1, 0.9, 1.0, 1.2], [0.04, 0.05, 0.04, 0.03], "fail", "surely beyond"),
+        ([0.001, 0.002], None, "unclear", "too few"),
+    ],
+)
+def test_levels_are_judged_against_limit_and_floor(values, again, outcome, says):
+    figure = judged([(value, 0.0) for value in values], KL, again=again)
+    assert figure.outcome == outcome
+    assert says in figure.because
+    assert (figure.floor is None) is (again is None)
+
+
+def test_a_level_that_should_be_high_is_judged_from_below():
+    good = judged([(share, 1.0) for share in (0.97, 0.96, 0.98, 0.97)], TOP1)
+    bad = judged([(share, 1.0) for share in (0.5, 0.52, 0.48, 0.5)], TOP1)
+    assert good.outcome == "pass"
+    assert good.because.startswith("97% over 4 items: surely within 9")
+    assert good.because.endswith("90% allowed")
+    assert bad.outcome == "fail"
+    assert bad.change.high < -0.4
+
+
+def test_the_worst_category_decides_not_the_mean():
+    found = report(
+        [
+            *rows(changed(0, 0, 200), category="single"),
+            *rows(changed(30, 0, 60), category="multi-key"),
+        ]
+    )
+    assert figure_of(found.figures).outcome == "pass"
+    assert figure_of(found.figures, "multi-key").outcome == "fail"
+    assert found.outcome == "fail"
+
+
+def test_one_unclear_category_is_no_pass():
+    found = report([*rows(changed(0, 0, 60)), *rows(changed(0, 0, 6), category="small")])
+    assert found.outcome == "unclear"
+
+
+def test_all_items_together_can_fail_but_not_pass_a_suite():
+    broken = [row for n in range(6) for row in rows(changed(4, 0, 4), category=f"c{n}")]
+    fine = [row for n in range(20) for row in rows(changed(0, 0, 4), category=f"c{n}")]
+    assert figure_of(report(broken).figures, "").outcome == "fail"
+    assert all(figure.outcome != "fail" for figure in report(broken).figures if figure.category)
+    assert report(broken).outcome == "fail"
+    assert figure_of(report(fine).figures, "").outcome == "pass"
+    assert report(fine).outcome == "unclear"
+
+
+def test_a_limit_on_the_mean_passes_with_all_items_together():
+    fine = [row for n in range(20) for row in rows(changed(0, 0, 4), category=f"c{n}")]
+    assert report(fine, [Limit("needle", RECALL, 0.05, pooled=True)]).outcome == "pass"
+    assert report(fine, [Limit("needle", RECALL, 0.01, pooled=True)]).outcome == "unclear"
+
+
+def test_given_limits_only_what_they_name_counts():
+    asked = [
+        *rows(changed(0, 0, 60)),
+        *rows([(1.0, 0.0)] * 4, KL, suite="fidelity", category="0-512"),
+    ]
+    assert report(asked).outcome == "fail"
+    assert report(asked, [Limit("needle", RECALL, 0.05)]).outcome == "pass"
+    assert report(asked, [Limit("needle", RECALL, 0.02)]).outcome == "unclear"
+
+
+def test_the_limit_of_a_category_is_its_own():
+    asked = [*rows(changed(0, 0, 60)), *rows(changed(0, 0, 60), category="multi-key")]
+    limits = [Limit("needle", RECALL, 0.05), Limit("needle", RECALL, 0.01, category="multi-key")]
+    found = judge(asked, limits)
+    assert (figure_of(found).limit, figure_of(found).outcome) == (0.05, "pass")
+    assert (figure_of(found, "multi-key").limit, figure_of(found, "multi-key").outcome) == (
+        0.01,
+        "unclear",
+    )
+
+
+def test_other_metrics_than_the_headline_inform_but_do_not_decide():
+    leaks = rows([(1.0, 0.0)] * 30 + [(0.0, 0.0)] * 30, LEAK, headline=False)
+    found = report([*rows(changed(0, 0, 60)), *leaks])
+    assert figure_of(found.figures, metric="leak").outcome == "fail"
+    assert found.outcome == "pass"
+
+
+def test_broken_outputs_count_beside_any_limits():
+    asked = [
+        *rows(changed(0, 0, 60)),
+        *rows([(1.0, 0.0)] * 20 + [(0.0, 0.0)] * 40, BROKEN_OUTPUT, suite=ANY, category=""),
+    ]
+    found = report(asked, [Limit("needle", RECALL, 0.05)])
+    assert figure_of(found.figures, "", "broken-output", ANY).outcome == "fail"
+    assert found.outcome == "fail"
+
+
+def test_what_was_not_asked_is_no_pass():
+    asked = rows(changed(0, 0, 60))
+    missing = report(asked, [Limit("needle", RECALL, 0.05), Limit("tools", RECALL, 0.05)])
+    assert missing.outcome == "unclear"
+    assert "tools.recall >= -5pt" in missing.warnings[0]
+    assert report(asked, skipped={"tools": "all failed"}).outcome == "unclear"
+    assert report([]).outcome == "unclear"
+
+
+def test_a_suite_that_lost_its_items_is_unclear_with_the_reason():
+    found = report(rows(changed(40, 0, 60)), spoiled={"needle": "9 of 69 items failed: timeout"})
+    assert found.outcome == "unclear"
+    assert {figure.because for figure in found.figures} == {"9 of 69 items failed: timeout"}
+
+
+def noisy_rows(rng, noise):
+    """Nothing but noise: twelve categories of right-or-wrong items and one of levels."""
+    found = []
+    for number in range(12):
+        skill = rng.choice([0.2, 0.5, 0.9])
+        truth = [rng.random() < skill for _ in range(24)]
+        runs = [[float(own ^ (rng.random() < noise)) for own in truth] for _ in range(3)]
+        found += rows(
+            list(zip(runs[0], runs[1], strict=True)), category=f"c{number}", again=runs[2]
+        )
+    level = [abs(rng.gauss(0, 0.01)) for _ in range(8)]
+    return found + rows(
+        [(value, 0.0) for value in level],
+        KL,
+        suite="fidelity",
+        again=[abs(rng.gauss(0, 0.01)) for _ in range(8)],
+    )
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.2])
+def test_baseline_against_itself_hardly_ever_fails(noise):
+    rng = random.Random(11)
+    reports = [report(noisy_rows(rng, noise)) for _ in range(40)]
+    failed = sum(any(figure.outcome == "fail" for figure in found.figures) for found in reports)
+    assert failed <= 2
+
+
+def test_planted_damage_is_found_in_most_runs():
+    rng = random.Random(5)
+    found = 0
+    for _ in range(20):
+        values = [(float(rng.random() > 0.35), 1.0) for _ in range(40)]
+        fine = [row for n in range(10) for row in rows(changed(0, 0, 60), category=f"c{n}")]
+        found += report([*fine, *rows(values)]).outcome == "fail"
+    assert found >= 16
