@@ -1,0 +1,264 @@
+import asyncio
+import dataclasses
+
+import pytest
+
+from kvtune.errors import BadInput
+from kvtune.profilers.quality.compare import (
+    BATCH_ITEMS,
+    Asked,
+    ask_suites,
+    compare,
+    plan_for,
+)
+from kvtune.profilers.quality.limits import ANY, parse_limits
+from kvtune.profilers.quality.suite import (
+    Answer,
+    Item,
+    QualityMetric,
+    Size,
+    Suite,
+    SuitePlan,
+    TokenScores,
+)
+
+LOOP = "tin tin tin tin tin tin tin tin tin tin tin tin"
+
+
+class Numbers(Suite):
+    """Asks for numbers; right if the number stands in the answer."""
+
+    name = "numbers"
+    says = "numbers are lost"
+    metrics = (
+        QualityMetric("right", "share", "higher", "difference", 0.05),
+        QualityMetric("words", "words", "lower", "difference", 2.0, bounds=None),
+    )
+
+    def items(self, plan):
+        return tuple(
+            Item(
+                key=f"{category}-{number}",
+                category=category,
+                messages=({"role": "user", "content": f"Say {number}. " + "Well then. " * 100},),
+                place={"depth": number / 100},
+                check={"expected": (number,)},
+            )
+            for category in ("odd", "even")
+            for number in range(plan.per_category or 40)
+        )
+
+    def figures(self, item, ours, theirs):
+        [wanted] = item.check["expected"]
+        return {
+            "right": tuple(
+                float(str(wanted) in answer.texts[0].split()) for answer in (ours, theirs)
+            ),
+            "words": (float(len(ours.texts[0])), float(len(theirs.texts[0]))),
+        }
+
+    def detail(self, item, answer):
+        return f"wanted {item.check['expected'][0]}"
+
+
+class Echo:
+    """Says the number that it is asked for, unless its `wrong` says something else."""
+
+    def __init__(self, wrong=lambda item, number: None):
+        self.wrong = wrong
+        self.calls = []
+
+    async def ask(self, items, *, seed, concurrency):
+        self.calls.append((len(items), seed, concurrency))
+        answers = []
+        for item in items:
+            number = int(item.key.split("-")[1])
+            found = self.wrong(item, number)
+            answers.append(
+                found
+                if isinstance(found, Answer)
+                else Answer(texts=(found or f"It is {number} .",), output_tokens=(4,))
+            )
+        return answers
+
+
+SUITES = {"numbers": Numbers()}
+
+
+def ask(asker, plan=SuitePlan(per_category=60), **more):  # noqa: B008
+    return asyncio.run(ask_suites([Numbers()], plan, asker, **more))
+
+
+def compared(wrong, *, limits=(), again=None):
+    return compare(ask(Echo(wrong)), ask(Echo()), again, limits, suites=SUITES)
+
+
+def figure_of(report, category, metric="right", suite="numbers"):
+    [figure] = [
+        each
+        for each in report.figures
+        if (each.suite, each.category, each.metric) == (suite, category, metric)
+    ]
+    return figure
+
+
+def test_same_answers_pass():
+    report = compared(lambda item, number: None, again=ask(Echo()))
+    assert report.outcome == "unclear"  # 120 answers cannot rule out 2 points of broken ones
+    assert figure_of(report, "odd").outcome == "pass"
+    assert figure_of(report, "odd").floor.estimate == 0
+    assert figure_of(report, "", "broken-output", ANY).items_needed == 133
+    assert report.samples == ()
+    assert len(report.points) == 120
+    assert report.points[7].place == {"depth": 0.07}
+
+
+def test_one_broken_category_fails_and_shows_its_answers():
+    report = compared(
+        lambda item, number: None if item.category == "odd" or number < 30 else "No idea at all ."
+    )
+    assert report.outcome == "fail"
+    assert figure_of(report, "odd").outcome == "pass"
+    assert figure_of(report, "even").broken == 30
+    assert len(report.samples) == 5
+    first = report.samples[0]
+    assert (first.suite, first.category, first.item) == ("numbers", "even", "even-30")
+    assert (first.candidate, first.baseline) == ("No idea at all .", "It is 30 .")
+    assert first.detail == "wanted 30"
+    assert first.asked.startswith("user: Say 30.")
+    assert len(first.asked) < 900
+    assert "numbers/even: 25 more broken items not listed" in report.warnings
+
+
+def test_degenerate_answers_are_counted_and_shown_first():
+    report = compared(lambda item, number: LOOP if number > 54 else "no ." if number < 5 else None)
+    broken = figure_of(report, "", "broken-output", ANY)
+    assert (broken.broken, broken.items, broken.candidate, broken.baseline) == (10, 120, 1 / 12, 0)
+    assert [sample.candidate for sample in report.samples] == [LOOP] * 5 + [LOOP] * 5
+    assert "repeat" in report.samples[0].detail
+
+
+def test_unfinished_items_are_left_out_while_they_are_few():
+    failed = Answer(error="timed out after 60 s")
+    report = compared(lambda item, number: failed if number < 3 else None)
+    assert figure_of(report, "odd").items == 57
+    assert figure_of(report, "odd").outcome == "pass"
+
+
+def test_a_suite_that_lost_many_items_is_unclear():
+    failed = Answer(error="timed out after 60 s")
+    report = compared(lambda item, number: failed if number < 8 else None)
+    assert report.outcome == "unclear"
+    figure = figure_of(report, "odd")
+    assert figure.outcome == "unclear"
+    assert figure.because == "16 of 120 items failed: timed out after 60 s"
+
+
+def test_a_suite_without_answers_is_skipped_with_the_reason():
+    report = compared(lambda item, number: Answer(error="connection refused"))
+    assert report.outcome == "unclear"
+    assert report.figures == ()
+    assert report.skipped == {"numbers": "120 of 120 items failed: connection refused"}
+
+
+def test_failed_items_of_the_second_run_leave_the_floor():
+    failed = Answer(error="timed out after 60 s")
+    again = ask(Echo(lambda item, number: failed if number < 10 else None))
+    report = compared(lambda item, number: None, again=again)
+    assert figure_of(report, "odd").floor.repeats == 50
+    assert figure_of(report, "odd").items == 60
+
+
+def test_limits_decide():
+    limits = parse_limits(["numbers >= -6pt", "broken-output <= 3pt"], SUITES)
+    assert compared(lambda item, number: None, limits=limits).outcome == "pass"
+    report = compared(
+        lambda item, number: None, limits=parse_limits(["numbers/odd >= -1pt"], SUITES)
+    )
+    assert figure_of(report, "odd").limit == 0.01
+    assert figure_of(report, "odd").items_needed == 268
+    assert figure_of(report, "even").limit == 0.05
+
+
+def test_answers_are_stored_and_read_back():
+    asked = ask(Echo(), seed=3, concurrency=2, by="--kv-cache-dtype fp8")
+    stored = Asked.model_validate_json(asked.model_dump_json())
+    assert stored.by == "--kv-cache-dtype fp8"
+    report = compare(ask(Echo()), stored, stored, suites=SUITES)
+    assert report.baseline == "--kv-cache-dtype fp8"
+    assert figure_of(report, "odd").outcome == "pass"
+    assert report.size == "standard"
+
+
+def test_token_scores_survive_storing():
+    scores = TokenScores((5, 6), (-0.1, -2.0), ({5: -0.1, 9: -3.0}, {7: -0.2, 6: -2.0}))
+    asked = ask(Echo(lambda item, number: Answer(scores=scores)), SuitePlan(per_category=1))
+    stored = Asked.model_validate_json(asked.model_dump_json())
+    assert stored.suites[0].answers[0].scores == scores
+
+
+def test_answers_to_other_items_are_refused():
+    ours = ask(Echo())
+    with pytest.raises(BadInput, match="not asked the same items of suite 'numbers'"):
+        compare(ours, ask(Echo(), SuitePlan(per_category=61)), suites=SUITES)
+    other = ours.model_copy(update={"suites": ()})
+    with pytest.raises(BadInput, match="not asked the same items"):
+        compare(ours, other, suites=SUITES)
+    with pytest.raises(BadInput, match="unknown suite 'numbers'"):
+        compare(ours, ours, suites={})
+
+
+def test_all_items_are_asked_in_few_batches_with_progress():
+    asker, seen = Echo(), []
+    asked = ask(
+        asker,
+        SuitePlan(per_category=200),
+        seed=4,
+        concurrency=3,
+        on_progress=lambda done, total: seen.append((done, total)),
+    )
+    assert asker.calls == [(BATCH_ITEMS, 4, 3), (400 - BATCH_ITEMS, 4, 3)]
+    assert seen == [(BATCH_ITEMS, 400), (400, 400)]
+    assert asked.errors == 0
+    assert (asked.seed, asked.concurrency) == (4, 3)
+    texts = [answer.texts[0] for answer in asked.suites[0].answers]
+    assert texts[399] == "It is 199 ."
+
+
+def test_a_suite_without_items_is_skipped():
+    class Nothing(Numbers):
+        name = "nothing"
+
+        def items(self, plan):
+            return ()
+
+    asked = asyncio.run(ask_suites([Nothing()], SuitePlan(), Echo()))
+    report = compare(asked, asked, suites={"nothing": Nothing()})
+    assert report.skipped == {"nothing": "it has no items for this plan"}
+    assert report.outcome == "unclear"
+
+
+@pytest.mark.parametrize(
+    ("limits", "per_category"),
+    [
+        ([], None),
+        (["numbers >= -5pt"], 68),  # 52 without a changed item, and three tenths more
+        (["numbers >= -5pt", "numbers/odd >= -2pt"], 173),
+        (["numbers >= -0.1pt"], 400),
+        (["mean-numbers >= -1pt"], None),
+        (["numbers.words <= 3"], None),
+        (["broken-output <= 1pt"], None),
+    ],
+)
+def test_a_plan_asks_what_the_limits_need(limits, per_category):
+    plan = SuitePlan(size=Size.SCREEN)
+    assert plan_for(parse_limits(limits, SUITES), plan).per_category == per_category
+
+
+def test_a_plan_keeps_the_number_that_it_names():
+    plan = SuitePlan(per_category=7)
+    assert plan_for(parse_limits(["numbers >= -5pt"], SUITES), plan) == plan
+    few = plan_for(
+        parse_limits(["numbers >= -5pt"], SUITES), SuitePlan(seed=3), most_per_category=20
+    )
+    assert few == dataclasses.replace(SuitePlan(seed=3), per_category=20)
