@@ -15,6 +15,7 @@ from kvtune.store.ceilings import CeilingLog
 from kvtune.store.forecasts import ForecastLog
 from kvtune.store.handover import HandoverLog
 from kvtune.store.location import locate
+from kvtune.store.quality import QualityLog
 from kvtune.store.reading import all_rows
 from kvtune.store.rows import ImportReport, Reference, StudyRow
 from kvtune.store.schema import studies
@@ -23,7 +24,7 @@ from kvtune.store.transfer import export_history, import_history
 LATEST = "latest"
 
 
-class Store(AttemptLog, HandoverLog, CeilingLog, ForecastLog):
+class Store(AttemptLog, HandoverLog, CeilingLog, ForecastLog, QualityLog):
     """The history: what was measured before, in one SQLite file or a PostgreSQL database.
 
     A context manager that closes it. Every method raises StoreError when the database cannot be

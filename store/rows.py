@@ -27,6 +27,7 @@ from kvtune.types import (
     Measurement,
     Outcome,
     Profile,
+    QualityReport,
     ServingConfig,
     Status,
     Stored,
@@ -233,6 +234,28 @@ class ForecastOutcomeRow(Row):
     trial: int
     measured: float
     measured_baseline: float
+
+
+class QualityAnswersRow(Row):
+    """What one configuration answered, as JSON of whoever asked.
+
+    `key` identifies the configuration and the questions; the newest row of a key counts.
+    """
+
+    id: str
+    created_at: str
+    key: str
+    answers: str
+
+
+class QualityReportRow(Row):
+    """A comparison of answers; `study_id` and `trial` are set when the candidate was a trial's."""
+
+    id: str
+    created_at: str
+    study_id: str | None
+    trial: int | None
+    report: QualityReport
 
 
 # --- views ------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from kvtune.types import (
     LoadRun,
     Measurement,
     Profile,
+    QualityReport,
     ServingConfig,
     Trial,
     WorkloadFingerprint,
@@ -109,6 +110,21 @@ class CompressedRun(TypeDecorator[Any]):
 def compress(run: LoadRun) -> bytes:
     """Pack a run. Takes a second for a million tokens, so not while others wait to write."""
     return zlib.compress(to_json(LoadRun, run).encode())
+
+
+class CompressedText(TypeDecorator[str]):
+    """A long text."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:
+        """Text to bytes."""
+        return None if value is None else zlib.compress(value.encode("utf-8", "replace"))
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> str | None:
+        """Bytes to text."""
+        return None if value is None else zlib.decompress(value).decode()
 
 
 _MAPPING = dict[str, JsonValue]
@@ -263,4 +279,24 @@ forecast_outcomes = Table(
     Column("trial", Integer, nullable=False),
     Column("measured", Float, nullable=False),
     Column("measured_baseline", Float, nullable=False),
+)
+
+quality_answers = Table(
+    "kvtune_quality_answers",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("created_at", _TIME, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("answers", CompressedText, nullable=False),
+    Index(None, "key", "created_at"),
+)
+
+quality_reports = Table(
+    "kvtune_quality_reports",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("created_at", _TIME, nullable=False),
+    Column("study_id", ForeignKey("kvtune_studies.id"), index=True),
+    Column("trial", Integer),
+    Column("report", Document(QualityReport), nullable=False),
 )

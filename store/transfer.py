@@ -36,6 +36,8 @@ from kvtune.store.rows import (
     MeasurementRow,
     PlannedTrial,
     ProfileRow,
+    QualityAnswersRow,
+    QualityReportRow,
     Row,
     RunRow,
     StudyRow,
@@ -51,6 +53,8 @@ from kvtune.store.schema import (
     forecasts,
     measurements,
     profiles,
+    quality_answers,
+    quality_reports,
     runs,
     studies,
     trials,
@@ -83,6 +87,8 @@ _KINDS = (
     _Kind("ceilings", ceilings, CeilingsRow),
     _Kind("forecast", forecasts, ForecastRow),
     _Kind("forecast outcome", forecast_outcomes, ForecastOutcomeRow),
+    _Kind("quality answers", quality_answers, QualityAnswersRow),
+    _Kind("quality report", quality_reports, QualityReportRow),
 )
 _BY_NAME = {kind.name: kind for kind in _KINDS}
 
@@ -151,7 +157,7 @@ def _selected(table: Table, study_id: str | None) -> Select[Any]:
         return query.where(measurements.c.id.in_(of_study))
     if table in (failures, runs):
         return query.where(table.c.measurement_id.in_(of_study))
-    if table in (profiles, ceilings, forecasts, forecast_outcomes):
+    if "study_id" not in table.c:
         return query.where(false())
     return query.where(table.c.study_id == study_id)
 

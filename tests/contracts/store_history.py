@@ -13,6 +13,7 @@ from contracts.store_values import (
     a_forecast,
     a_key,
     a_profile,
+    a_quality_report,
     a_run,
     a_study,
     a_trial,
@@ -329,3 +330,31 @@ class HistoryContract(StoreFixtures):
         for reference in ("", "batch/7", "batch/x", "batch/", "batch/²", "batch/" + "9" * 30, "/1"):
             with pytest.raises(NotFound):
                 store.resolve(reference)
+
+    # --- quality ---
+
+    def test_later_answers_of_a_key_replace_earlier_ones(self, store, url):
+        store.save_quality_answers("this", "first")
+        store.save_quality_answers("other", "elsewhere")
+        store.save_quality_answers("this", '{"text": "\u00e9\u4e2d"}' * 1000)
+        with open_store(url) as again:
+            assert again.quality_answers("this") == '{"text": "\u00e9\u4e2d"}' * 1000
+            assert again.quality_answers("other") == "elsewhere"
+        assert store.quality_answers("that") is None
+
+    def test_quality_reports_are_listed_newest_first_and_by_trial(self, store):
+        study = a_study(store)
+        a_study(store, "batch")
+        for trial in (1, 2):
+            store.save_quality_report(a_quality_report(size=str(trial)), study=study, trial=trial)
+        store.save_quality_report(a_quality_report(size="alone"))
+        assert [row.report.size for row in store.quality_reports()] == ["alone", "2", "1"]
+        assert [row.report.size for row in store.quality_reports("chat")] == ["2", "1"]
+        assert [row.report for row in store.quality_reports("chat", 1)] == [
+            a_quality_report(size="1")
+        ]
+        assert store.quality_reports("batch") == []
+
+    def test_report_of_a_study_that_is_not_here_is_refused(self, store):
+        with pytest.raises(NotFound):
+            store.save_quality_report(a_quality_report(), study="nowhere", trial=1)

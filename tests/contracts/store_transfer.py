@@ -25,7 +25,7 @@ class TransferContract(StoreFixtures):
     def test_export_into_an_empty_store_exports_the_same(self, store, other_store):
         a_full_history(store)
         kinds = {json.loads(line)["kind"] for line in lines(store)}
-        assert len(kinds) == 12
+        assert len(kinds) == 14
         report = other_store.import_(exported(store))
         assert lines(other_store) == lines(store)
         assert sum(report.added.values()) == len(lines(store))
@@ -35,6 +35,8 @@ class TransferContract(StoreFixtures):
         assert other_store.decision("chat") == store.decision("chat")
         assert other_store.ceilings(DEVICE.key) == store.ceilings(DEVICE.key) is not None
         assert other_store.forecasts() == store.forecasts() != []
+        assert other_store.quality_reports() == store.quality_reports() != []
+        assert other_store.quality_answers("a key") == store.quality_answers("a key") is not None
 
     def test_importing_twice_adds_nothing(self, store, other_store):
         a_full_history(store)
@@ -54,6 +56,13 @@ class TransferContract(StoreFixtures):
         assert other_store.profiles() == []
         assert other_store.ceilings(DEVICE.key) is None
         assert other_store.forecasts() == []
+        assert other_store.quality_reports() == []
+        assert other_store.quality_answers("a key") is None
+
+    def test_export_of_a_study_holds_the_quality_of_its_trials(self, store, other_store):
+        a_full_history(store)
+        other_store.import_(exported(store, "chat"))
+        assert other_store.quality_reports() == store.quality_reports("chat") != []
 
     def test_running_attempt_is_exported_once_it_has_ended(self, store, other_store):
         study = a_study(store)

@@ -20,6 +20,8 @@ from kvtune.types import (
     Outcome,
     PolicyStack,
     Profile,
+    QualityFigure,
+    QualityReport,
     RequestRecord,
     ServingConfig,
     Setting,
@@ -207,6 +209,25 @@ def a_forecast(metric: str = "goodput_requests_per_s", **changes) -> Forecast:
     return Forecast(**{**fields, **changes})
 
 
+def a_quality_report(**changes) -> QualityReport:
+    figure = QualityFigure(
+        suite="needle",
+        category="single",
+        metric="recall",
+        unit="share",
+        better="higher",
+        kind="difference",
+        limit=0.05,
+        items=24,
+        candidate=0.5,
+        baseline=0.75,
+        change=Interval(estimate=-0.25, low=-0.5, high=-0.125, unit="share", method="tango"),
+        outcome="fail",
+        because="6 of 24 items broke",
+    )
+    return QualityReport(**{"outcome": "fail", "figures": (figure,), **changes})
+
+
 def a_config(study: str = "chat") -> ServingConfig:
     return ServingConfig(
         study=study,
@@ -251,5 +272,8 @@ def a_full_history(store: Store) -> None:
         study="chat",
         trial=1,
     )
+    store.save_quality_answers("a key", '{"answers": ["\u00e9"]}')
+    store.save_quality_report(a_quality_report(), study="chat", trial=1)
+    store.save_quality_report(a_quality_report(outcome="pass", figures=()))
     other = a_study(store, "batch", Goal(objective="throughput"))
     store.reuse(other, trial, a_key(trial))
