@@ -25,6 +25,11 @@ class Interrupts:
         self._came = False
         self._scoped = False
 
+    @property
+    def came(self) -> bool:
+        """Whether a signal is put off at the moment."""
+        return self._came
+
     def hold(self) -> None:
         """From here on, put the first signal off; outside of a scope nothing would end that."""
         main = threading.current_thread() is threading.main_thread()

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from kvtune.autotune.decide import CANNOT_START
-from kvtune.autotune.trial import Bench, run_trial, versions_of
+from kvtune.autotune.trial import AtServer, Bench, run_trial, versions_of
 from kvtune.store.database import Store
 from kvtune.store.key import point_key
 from kvtune.store.rows import StudyRow
@@ -96,8 +96,11 @@ class Ledger:
         parent: int | None = None,
         optuna_number: int | None = None,
         again: bool = False,
+        afterwards: AtServer | None = None,
     ) -> Entry:
         """Measure a point, or find it; `again` measures it although it is known.
+
+        `afterwards` gets the server of a point that was measured now.
 
         Whatever ends it before there is an outcome passes through, an interrupt too; the attempt
         is then stored as stopped.
@@ -114,16 +117,31 @@ class Ledger:
                 return self._keep(trial, known, reused=True)
         attempt = self._store.begin_attempt(self._study, trial, key, **planning)
         with self._bench.interrupts.scope():
-            measurement, runs = self._attempt(attempt, trial, requests, canary=canary)
+            measurement, runs = self._attempt(
+                attempt, trial, requests, canary=canary, afterwards=afterwards
+            )
             self._store.finish_attempt(attempt, measurement, runs)
             return self._keep(trial, measurement, reused=False)
 
     def _attempt(
-        self, attempt: str, trial: Trial, requests: RequestSet, *, canary: bool
+        self,
+        attempt: str,
+        trial: Trial,
+        requests: RequestSet,
+        *,
+        canary: bool,
+        afterwards: AtServer | None,
     ) -> tuple[Measurement, tuple[LoadRun, ...]]:
         label = "trial" if trial.parent is None else "confirm"
         try:
-            return run_trial(trial, self._bench, requests.requests, canary=canary, label=label)
+            return run_trial(
+                trial,
+                self._bench,
+                requests.requests,
+                canary=canary,
+                label=label,
+                afterwards=afterwards,
+            )
         except BaseException:
             stopped = Measurement(status=Status.STOPPED, versions=versions_of(None))
             self._store.finish_attempt(attempt, stopped, ())

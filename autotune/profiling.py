@@ -66,14 +66,18 @@ def profile_of(
     is_load_ours: bool,
     ceilings: Ceilings | None = None,
     probed: ProbeResult | None = None,
+    known: StepTimeModel | None = None,
 ) -> Profile:
     """Judge one run. `is_load_ours` says that nobody else used the server meanwhile.
 
-    `ceilings` are those of the device that the server runs on. The step-time model comes from what
-    was `probed`, else from the run itself if its batches varied enough.
+    `ceilings` are those of the device that the server runs on. The step-time model is the one that
+    is `known` from an earlier probe, else comes from what was `probed`, else from the run itself if
+    its batches varied enough.
     """
     metrics = measure(run, goal) if run.records else {}
-    step_time, doubts = _step_time(subject, run, ceilings, probed)
+    step_time, doubts = known, tuple[str, ...]()
+    if step_time is None or run.gauges.get(ENGINES):
+        step_time, doubts = _step_time(subject, run, ceilings, probed)
     window = window_of(
         subject,
         run,
@@ -140,10 +144,13 @@ def profile_baseline(
     device: Device,
     fingerprint: WorkloadFingerprint,
     ceilings: Ceilings | None,
+    probed: ProbeResult | None = None,
+    known: StepTimeModel | None = None,
 ) -> Profile:
     """Judge the run of a study's baseline. `ceilings` are those of this machine.
 
-    They say nothing about an engine that only pretends to compute.
+    They say nothing about an engine that only pretends to compute. `probed` and `known` are as in
+    `profile_of`.
     """
     subject = Subject(
         model=study.model,
@@ -156,7 +163,13 @@ def profile_baseline(
     )
     pretends = study.engine.platform == "simulated"
     return profile_of(
-        subject, run, study.goal, is_load_ours=True, ceilings=None if pretends else ceilings
+        subject,
+        run,
+        study.goal,
+        is_load_ours=True,
+        ceilings=None if pretends else ceilings,
+        probed=probed,
+        known=known,
     )
 
 

@@ -46,6 +46,10 @@ DYING_S = 2.0
 """How long a crash may take from the first connection that is cut to the end of the process."""
 
 
+AtServer = Callable[[RunningServer], None]
+"""Looks at a server that runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bench:
     """Everything that the trials of a study have in common."""
@@ -64,12 +68,19 @@ class Bench:
 
 
 def run_trial(
-    trial: Trial, bench: Bench, requests: Sequence[Request], *, canary: bool, label: str = "trial"
+    trial: Trial,
+    bench: Bench,
+    requests: Sequence[Request],
+    *,
+    canary: bool,
+    label: str = "trial",
+    afterwards: AtServer | None = None,
 ) -> tuple[Measurement, tuple[LoadRun, ...]]:
     """Measure a trial on a server of its own; the raw runs are returned beside the measurement.
 
-    `canary` asks the long-prompt canary before the load. `label` names the log file. What was
-    measured is not lost to an interrupt: it is held until the caller has written the outcome down.
+    `canary` asks the long-prompt canary before the load. `label` names the log file. `afterwards`
+    gets the server once it was measured, before it is stopped. What was measured is not lost to an
+    interrupt: it is held until the caller has written the outcome down.
 
     Raises:
         StoreError: the log cannot be written.
@@ -100,6 +111,8 @@ def run_trial(
         bench.reporter.ready(server.start_s)
         outcome = _measure(trial, bench, requests, server, canary=canary, began=began)
         bench.interrupts.hold()
+        if afterwards is not None and outcome[0].failure is None:
+            afterwards(server)
     return outcome
 
 

@@ -14,6 +14,7 @@ from statistics import median
 
 from pydantic import JsonValue
 
+from kvtune.autotune.baseline import BaselineLook
 from kvtune.autotune.canary_gate import Canary
 from kvtune.autotune.confirm import confirm, confirmed_before
 from kvtune.autotune.decide import (
@@ -34,14 +35,11 @@ from kvtune.autotune.ledger import (
     RequestSet,
 )
 from kvtune.autotune.limits import Budget, Rules
-from kvtune.autotune.profiling import observed_concurrency, profile_baseline
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.search import Proposal, Search
 from kvtune.autotune.space import SearchSpace, build_space, infeasible_reason, stack_from
 from kvtune.autotune.trial import Bench
-from kvtune.kernels.device import detect_detail
 from kvtune.policies.base import Context
-from kvtune.policies.checkpoint import model_shape
 from kvtune.policies.stack import describe
 from kvtune.profilers.fingerprint import fingerprint
 from kvtune.profilers.goal import goal_violations
@@ -88,6 +86,7 @@ class Tuning:
     tuning_set: RequestSet = field(init=False)
     heldout_set: RequestSet = field(init=False)
     foresight: Foresight = field(init=False)
+    look: BaselineLook = field(init=False)
     refused: set[str] = field(default_factory=set)
     interrupted: bool = False
 
@@ -96,6 +95,16 @@ class Tuning:
         self.tuning_set = _request_set(self.workload.requests)
         self.heldout_set = _request_set(self.workload.heldout or self.workload.requests)
         self.foresight = foresight_of(self.store, self.study, self.bench.plan)
+        self.look = BaselineLook(
+            self.study,
+            self.store,
+            self.device,
+            self.workload.fingerprint,
+            self.reporter,
+            self.bench.interrupts,
+            self.budget.probe_limit_s,
+            self.rules.kv_memory_limit_bytes,
+        )
 
     def run(self) -> Decision:
         """Search within the budget and decide. An interrupt ends it with the best so far.
@@ -134,35 +143,11 @@ class Tuning:
     def _context(self, baseline: Entry) -> Context:
         """What the policies may ask about, with the verdict on the baseline's load."""
         runs = self.ledger.runs(baseline.trial, self.tuning_set, canary=True)
-        verdict = step_time = None
-        if runs:
-            profile = profile_baseline(
-                self.study,
-                baseline.trial,
-                baseline.measurement.effective,
-                runs[0],
-                device=self.device,
-                fingerprint=self.workload.fingerprint,
-                ceilings=self.store.ceilings(self.device.key),
-            )
-            self.store.save_profile(profile)
-            verdict, step_time = profile.verdict, profile.step_time
-            self.reporter.verdict(verdict)
-        context = Context(
-            engine=self.study.engine,
-            device=self.device,
-            detail=detect_detail(),
-            model=model_shape(self.study.model),
-            baseline=baseline.measurement.effective,
-            base_arguments=self.study.base_arguments,
-            fingerprint=self.workload.fingerprint,
-            verdict=verdict,
-            kv_memory_limit_bytes=self.rules.kv_memory_limit_bytes,
-            max_concurrency=observed_concurrency(runs[0]) if runs else None,
-        )
-        if runs:
-            found = baseline.measurement
-            self.foresight.learn(self.tuning_set.requests, runs[0], found, context, step_time)
+        found = baseline.measurement
+        context, profile = self.look.at_load(baseline.trial, found, runs)
+        if profile is not None:
+            requests = self.tuning_set.requests
+            self.foresight.learn(requests, runs[0], found, context, profile.step_time)
         return context
 
     def _search(self, context: Context, baseline: Entry, began_s: float) -> None:
@@ -297,6 +282,7 @@ class Tuning:
             rung=rung,
             canary=rung in (RUNG_BASELINE, RUNG_NEAR_LOSSLESS),
             optuna_number=optuna_number,
+            afterwards=self.look.at_server if rung == RUNG_BASELINE and self.look.probe_s else None,
         )
         self.reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
         return entry

@@ -56,6 +56,20 @@ def search(
     confirm_rounds: Annotated[
         int, typer.Option("--confirm-rounds", min=2, help="Interleaved rounds of confirmation.")
     ] = 3,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe/--no-probe",
+            help="Measure what decode steps cost on the defaults' server, so that trials can be "
+            "forecast; once for a model, engine and device.",
+        ),
+    ] = True,
+    probe_time: Annotated[
+        str,
+        typer.Option(
+            "--probe-time", help="How long the probe may take; never over a tenth of --budget-time."
+        ),
+    ] = "20s",
     max_harm: Annotated[
         str, typer.Option("--max-harm", help="lossless or near-lossless: what may be tried.")
     ] = "near-lossless",
@@ -197,6 +211,7 @@ def search(
                     finalists=finalists,
                     confirm_rounds=confirm_rounds,
                     repeats=repeats,
+                    probe_s=options.parse_duration(probe_time) if probe else 0.0,
                 ),
                 rules=Rules(
                     max_harm=Harm(max_harm),

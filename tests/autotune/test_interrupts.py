@@ -105,3 +105,13 @@ def test_off_the_main_thread_nothing_is_held():
     thread.start()
     thread.join()
     assert ended == [True]
+
+
+def test_work_under_a_hold_can_ask_whether_it_should_end():
+    interrupts = Interrupts()
+    with pytest.raises(KeyboardInterrupt), interrupts.scope():
+        interrupts.hold()
+        assert not interrupts.came
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts.came
+    assert not interrupts.came

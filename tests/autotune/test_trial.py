@@ -80,6 +80,7 @@ def measured(engine, tmp_path, monkeypatch):
         repeats=1,
         start_timeout_s=20,
         model="org/model",
+        afterwards=None,
         **options,
     ):
         bench = Bench(
@@ -94,7 +95,13 @@ def measured(engine, tmp_path, monkeypatch):
             start_timeout_s=start_timeout_s,
         )
         arguments = {name.replace("_", "-"): value for name, value in options.items()}
-        return run_trial(trial_of(repeats, **arguments), bench, load or requests(8), canary=canary)
+        return run_trial(
+            trial_of(repeats, **arguments),
+            bench,
+            load or requests(8),
+            canary=canary,
+            afterwards=afterwards,
+        )
 
     return run
 
@@ -241,6 +248,16 @@ def test_kv_bytes_of_a_token_are_predicted_in_the_format_that_the_server_reports
         measurement, _ = measured(model=str(tmp_path), kv_cache_dtype=dtype)
         assert measurement.kv_bytes_per_token_predicted == predicted
         assert measurement.kv_bytes_per_token_observed == pytest.approx(predicted, rel=0.05)
+
+
+def test_a_server_can_be_looked_at_once_it_was_measured(measured):
+    seen = []
+    measured(afterwards=lambda server: seen.append((server.failure(), server.effective)))
+    ((failure, effective),) = seen
+    assert failure is None
+    assert effective.max_model_len_tokens == 2048
+    measured(afterwards=seen.append, simulate_crash_after_requests=3)
+    assert len(seen) == 1, "there is nothing to look at after a crash"
 
 
 def test_a_workload_of_which_nothing_fits_the_context_is_bad_input(measured):

@@ -1,0 +1,137 @@
+"""What a search learns of its baseline before it tries anything: verdict, step costs, limits."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvtune.autotune.interrupts import Interrupts
+from kvtune.autotune.profiling import observed_concurrency, profile_baseline
+from kvtune.autotune.reporting import Reporter
+from kvtune.engines.base import RunningServer
+from kvtune.kernels.device import detect_detail
+from kvtune.policies.base import Context
+from kvtune.policies.checkpoint import model_shape, vocab_size
+from kvtune.profilers.load import runtime
+from kvtune.profilers.measure import UNKNOWN_VOCAB_SIZE
+from kvtune.profilers.probe import ProbeResult, probe
+from kvtune.profilers.probe_plan import plan_probe
+from kvtune.store.database import Store
+from kvtune.store.rows import StudyRow
+from kvtune.types import (
+    Device,
+    EffectiveConfig,
+    Failure,
+    FailureClass,
+    LoadRun,
+    Measurement,
+    Profile,
+    StepTimeModel,
+    Trial,
+    WorkloadFingerprint,
+)
+
+ABOUT_THE_START = {"start_kind", "source"}
+"""Fields of an effective configuration that say nothing of how fast the engine is."""
+
+
+@dataclass(slots=True)
+class BaselineLook:
+    """Looks at the baseline of one study: at its server while that still runs, then at its load.
+
+    The server is probed for at most `probe_s`, unless the history knows what its steps cost.
+    """
+
+    study: StudyRow
+    store: Store
+    device: Device
+    fingerprint: WorkloadFingerprint
+    reporter: Reporter
+    interrupts: Interrupts
+    probe_s: float
+    kv_memory_limit_bytes: int | None = None
+    probed: ProbeResult | None = field(default=None, init=False)
+
+    def at_server(self, server: RunningServer) -> None:
+        """Probe a server whose load was measured; whatever ends the probe, only it ends."""
+        if self.known_step_time(server.effective) is not None:
+            self.reporter.note("what decode steps cost is known from an earlier probe")
+            return
+        plan = plan_probe(server.effective, budget_s=self.probe_s)
+        if plan.problem:
+            self.reporter.note(f"decode steps are not probed: {plan.problem}")
+            return
+        self.reporter.note(f"probing decode steps: {plan.cost()}; Ctrl-C ends the probe too")
+
+        def stopped() -> Failure | None:
+            if self.interrupts.came:
+                return Failure(failure=FailureClass.UNKNOWN, message="it was interrupted")
+            return server.failure()
+
+        self.probed = runtime.run(
+            probe(
+                server.endpoint,
+                server.effective,
+                budget_s=self.probe_s,
+                salt=secrets.randbits(28),
+                vocab_size=vocab_size(self.study.model) or UNKNOWN_VOCAB_SIZE,
+                resets_cache=True,
+                on_progress=self.reporter.load,
+                should_stop=stopped,
+            )
+        )
+        self.reporter.note(f"the probe took {self.probed.wall_s:.0f} s")
+
+    def at_load(
+        self, trial: Trial, found: Measurement, runs: Sequence[LoadRun]
+    ) -> tuple[Context, Profile | None]:
+        """What policies may ask about, and the profile of the load; none of a load that failed."""
+        profile = None
+        if runs:
+            profile = profile_baseline(
+                self.study,
+                trial,
+                found.effective,
+                runs[0],
+                device=self.device,
+                fingerprint=self.fingerprint,
+                ceilings=self.store.ceilings(self.device.key),
+                probed=self.probed,
+                known=self.known_step_time(found.effective),
+            )
+            self.store.save_profile(profile)
+            self.reporter.verdict(profile.verdict)
+        context = Context(
+            engine=self.study.engine,
+            device=self.device,
+            detail=detect_detail(),
+            model=model_shape(self.study.model),
+            baseline=found.effective,
+            base_arguments=self.study.base_arguments,
+            fingerprint=self.fingerprint,
+            verdict=None if profile is None else profile.verdict,
+            kv_memory_limit_bytes=self.kv_memory_limit_bytes,
+            max_concurrency=observed_concurrency(runs[0]) if runs else None,
+        )
+        return context, profile
+
+    def known_step_time(self, effective: EffectiveConfig | None) -> StepTimeModel | None:
+        """The newest model that a probe of the same engine in the same state gave, here."""
+        if effective is None:
+            return None
+        same = effective.model_dump(exclude=ABOUT_THE_START)
+        for row in self.store.profiles():
+            profile, model = row.profile, row.profile.step_time
+            if (
+                model is not None
+                and model.source == "probe"
+                and profile.model == self.study.model
+                and profile.engine == self.study.engine
+                and profile.device is not None
+                and profile.device.key == self.device.key
+                and profile.effective is not None
+                and profile.effective.model_dump(exclude=ABOUT_THE_START) == same
+            ):
+                return model
+        return None
