@@ -49,3 +49,18 @@ def duration(seconds: float, like: Interval | None = None) -> str:
     largest = seconds if like is None else max(like.estimate, like.high or 0.0)
     factor, unit = next((scale for scale in _SCALES if largest >= scale[0]), _SCALES[-1])
     return f"{digits(seconds / factor)} {unit}"
+
+
+def percent_change(ratio: Interval | None) -> str:
+    """A ratio as a change in per cent, with its range."""
+    if ratio is None:
+        return "-"
+    text = percent(ratio.estimate)
+    if ratio.low is None or ratio.high is None or ratio.low == ratio.high:
+        return text
+    return f"{text} ({percent(ratio.low)} to {percent(ratio.high)})"
+
+
+def percent(ratio: float) -> str:
+    """A ratio as a change in per cent."""
+    return f"{ratio - 1:+.0%}"

@@ -21,12 +21,40 @@ if TYPE_CHECKING:
     Arguments = Mapping[str, JsonValue]
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", help="Also write it as a page to read in a browser, in one file."),
+]
 StoreUrl = Annotated[
     str | None,
     typer.Option(
         "--store",
         envvar="KVTUNE_STORE",
         help="History: an SQLite file or a PostgreSQL URL [default: in the user's data folder].",
+        show_default=False,
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        envvar="KVTUNE_API_KEY",
+        help="Key of the server at --url; other users of this machine see what is written here, so "
+        "better set the variable.",
+        show_default=False,
+    ),
+]
+CaCert = Annotated[
+    str | None,
+    typer.Option(
+        "--ca-cert", help="PEM file of certificates to trust beside this machine's, for https."
+    ),
+]
+MetricsUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-url",
+        help="Where the metrics of the server are [default: /metrics below --url].",
         show_default=False,
     ),
 ]

@@ -19,6 +19,9 @@ def profile(
     url: Annotated[
         str | None, typer.Option("--url", help="A running server to attach to; never disturbed.")
     ] = None,
+    api_key: options.ApiKey = None,
+    ca_cert: options.CaCert = None,
+    metrics_url: options.MetricsUrl = None,
     model: options.Model = None,
     workload: options.WorkloadFile = None,
     duration: Annotated[
@@ -54,6 +57,7 @@ def profile(
     request_timeout: options.RequestTimeout = 300.0,
     stall_timeout: options.StallTimeout = 120.0,
     store: options.StoreUrl = None,
+    html: options.Html = None,
     json: options.Json = False,
 ) -> None:
     """Say what a workload is bound by, with the evidence.
@@ -62,15 +66,27 @@ def profile(
     with one it sends that load; --probe adds a few small batches of its own, if nobody else uses
     the server. --model then names the server's checkpoint on this disk, whose
     sizes tell KV reads from weight reads; --engine-args may say how that server was started. With
-    --model alone kvtune starts a server, replays the workload and stops it.
+    --model alone kvtune starts a server, replays the workload and stops it. A server that goes
+    away meanwhile gets a profile of what was seen until then, and the exit code is 3.
     """
+    from kvtune.address import read_address
     from kvtune.autotune.cli.console import TerminalReporter, print_json
     from kvtune.autotune.cli.forecasts import print_forecasts
-    from kvtune.autotune.cli.profile_run import Known, Load, attached, launched, told_of
+    from kvtune.autotune.cli.profile_run import (
+        Known,
+        Load,
+        attached,
+        launched,
+        told_of,
+        view_of,
+    )
     from kvtune.autotune.cli.results import print_profile
     from kvtune.autotune.cli.step_time import print_step_time
+    from kvtune.autotune.cli.workload_view import print_profile_view
+    from kvtune.autotune.report.page import write_page
+    from kvtune.autotune.report.profile_page import profile_page
     from kvtune.autotune.trial import check_model
-    from kvtune.errors import BadInput
+    from kvtune.errors import BadInput, EngineError
     from kvtune.profilers.goal import parse_goal
 
     if url is None and model is None:
@@ -78,6 +94,9 @@ def profile(
             "profile needs a server: --url of a running one, or --model to start one",
             fix="kvtune profile --url http://localhost:8000, or --model PATH --workload FILE",
         )
+    address = None
+    if url is not None:
+        address = read_address(url, api_key=api_key, ca_cert=ca_cert, metrics_url=metrics_url)
     if model is not None:
         check_model(model)
         model = options.resolved_model(model)
@@ -102,10 +121,10 @@ def profile(
     reporter = TerminalReporter()
     with options.open_history(store) as history:
         with reporter.live():
-            if url is not None:
+            if address is not None:
                 known = Known(model, arguments or None)
                 probe_s = probe_limit_s if probe else None
-                result, run = attached(url, known, load, watch_s, probe_s, wanted, reporter)
+                profiled = attached(address, known, load, watch_s, probe_s, wanted, reporter)
             elif load is None:
                 raise BadInput(
                     "a server that kvtune starts gets no traffic of its own",
@@ -118,7 +137,7 @@ def profile(
                 with runner:
                     if engine_args:
                         options.check_arguments(runner, arguments, str(model))
-                    result, run = launched(
+                    profiled = launched(
                         runner,
                         str(model),
                         served_model_name,
@@ -131,14 +150,22 @@ def profile(
                         history,
                         reporter,
                     )
+            result, run = profiled.profile, profiled.run
             told = told_of(result, run, load, wanted, model, arguments, history, reporter)
         history.save_profile(result)
+    view = view_of(profiled, load, told)
+    if html is not None:
+        write_page(profile_page(view), html)
+        reporter.note(f"wrote {html}")
     if json:
         print_json(result.model_copy(update={"forecasts": told}).model_dump_json())
     else:
         print_profile(result)
         print_step_time(result.step_time)
+        print_profile_view(view)
         print_forecasts(told)
+    if run.lost:
+        raise typer.Exit(EngineError.exit_code)
 
 
 def register(app: typer.Typer) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvtune.autotune.cli import options
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvtune.autotune.cli.console import TerminalReporter
+    from kvtune.autotune.profiling import Subject
+    from kvtune.autotune.report.view import ProfileView
     from kvtune.engines.base import Engine
     from kvtune.profilers.measure import LoadPlan
     from kvtune.profilers.probe import ProbeResult
@@ -47,28 +49,42 @@ class Known:
     arguments: options.Arguments | None
 
 
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """A profile, and the run of the subject that it was judged by."""
+
+    profile: Profile
+    run: LoadRun
+    subject: Subject
+    is_load_ours: bool
+
+
 def attached(
-    url: str,
+    address: Endpoint,
     known: Known,
     load: Load | None,
     watch_s: float,
     probe_s: float | None,
     goal: Goal,
     reporter: TerminalReporter,
-) -> tuple[Profile, LoadRun]:
+) -> Profiled:
     """Profile a server that runs already: send it the load, or only watch it for `watch_s`.
 
+    The profile of one that goes away meanwhile is of what was seen until then; the run's `lost`
+    says so.
+
     Raises:
-        EngineError: it cannot be reached, or every request failed.
+        EngineError: it cannot be reached, or requests failed and nothing else is known of it.
     """
-    from kvtune.autotune.profiling import Subject, profile_of, watch
+    from kvtune.autotune.profiling import Subject, profile_of
     from kvtune.autotune.trial import request_failure
     from kvtune.engines.vllm.attach import attach
     from kvtune.errors import EngineError
     from kvtune.profilers.load import runtime
+    from kvtune.profilers.watch import watch
 
-    reporter.phase(f"Attaching to {url}")
-    endpoint, effective = attach(url)
+    reporter.phase(f"Attaching to {address.url}")
+    endpoint, effective = attach(address)
     if known.model is not None and known.arguments is None:
         reporter.note(
             "the weights are taken to be on one device; if they are not, say so with "
@@ -80,9 +96,11 @@ def attached(
     else:
         run = _replayed(endpoint, effective, load, reporter)
         if (failure := request_failure(run)) is not None:
-            raise EngineError(failure.failure, failure.message, failure.fix)
+            if not run.lost or not run.counters:
+                raise EngineError(failure.failure, failure.message, failure.fix)
+            run = replace(run, warnings=(*run.warnings, failure.message))
     probed = None
-    if probe_s is not None:
+    if probe_s is not None and not run.lost:
         probed = _probed(endpoint, effective, probe_s, known.model, reporter, is_ours=False)
     subject = Subject(
         model=known.model,
@@ -92,7 +110,8 @@ def attached(
         effective=effective,
         fingerprint=None if load is None else load.workload.fingerprint,
     )
-    return profile_of(subject, run, goal, is_load_ours=False, probed=probed), run
+    profile = profile_of(subject, run, goal, is_load_ours=False, probed=probed)
+    return Profiled(profile, run, subject, is_load_ours=False)
 
 
 def launched(
@@ -107,7 +126,7 @@ def launched(
     goal: Goal,
     history: Store,
     reporter: TerminalReporter,
-) -> tuple[Profile, LoadRun]:
+) -> Profiled:
     """Start a server, profile it under the load, and stop it.
 
     Raises:
@@ -157,8 +176,8 @@ def launched(
         device=device,
         fingerprint=load.workload.fingerprint,
     )
-    profiled = profile_of(subject, run, goal, is_load_ours=True, ceilings=ceilings, probed=probed)
-    return profiled, run
+    profile = profile_of(subject, run, goal, is_load_ours=True, ceilings=ceilings, probed=probed)
+    return Profiled(profile, run, subject, is_load_ours=True)
 
 
 def told_of(
@@ -183,6 +202,20 @@ def told_of(
         reporter.note(f"nothing is forecast: {told.missing}")
     history.save_forecasts(told.subject, told.forecasts)
     return told.forecasts
+
+
+def view_of(profiled: Profiled, load: Load | None, forecasts: tuple[Forecast, ...]) -> ProfileView:
+    """What the terminal and a page show of a profile beside its verdict."""
+    from kvtune.autotune.report.view import profile_view
+
+    return profile_view(
+        profiled.profile,
+        profiled.run,
+        profiled.subject,
+        is_load_ours=profiled.is_load_ours,
+        workload_name="" if load is None else load.workload.name,
+        forecasts=forecasts,
+    )
 
 
 def _ceilings(

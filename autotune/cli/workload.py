@@ -10,7 +10,9 @@ import typer
 from kvtune.autotune.cli import options
 
 if TYPE_CHECKING:
-    from kvtune.types import Histogram
+    from collections.abc import Iterator
+
+    from kvtune.types import Request
 
 app = typer.Typer(
     name="workload",
@@ -27,6 +29,7 @@ def inspect(
         str | None, typer.Option("--format", help="Format [default: recognised].")
     ] = None,
     limit: options.Limit = None,
+    html: options.Html = None,
     json: options.Json = False,
 ) -> None:
     """Print the fingerprint of a workload: lengths, arrivals, and how much prefixes are shared.
@@ -39,31 +42,32 @@ def inspect(
     from rich.markup import escape
 
     from kvtune.autotune.cli.console import print_json, stderr, stdout
-    from kvtune.autotune.words import amount
+    from kvtune.autotune.cli.workload_view import print_workload
+    from kvtune.autotune.report.page import write_page
+    from kvtune.autotune.report.view import workload_view
+    from kvtune.autotune.report.workload_page import workload_page
+    from kvtune.profilers.arrivals import ArrivalCounter
     from kvtune.profilers.fingerprint import fingerprint
     from kvtune.profilers.workload import stream_requests
 
     skipped: Counter[str] = Counter()
+    counter = ArrivalCounter()
+
+    def counted() -> Iterator[Request]:
+        for request in islice(stream_requests(file, format, skipped=skipped), limit):
+            counter.add(request.arrival_s)
+            yield request
+
     with stderr.status(f"reading {escape(str(file))}"):
-        found = fingerprint(islice(stream_requests(file, format, skipped=skipped), limit))
+        found = fingerprint(counted())
+    view = workload_view(file.name.split(".")[0], found, counter.result())
+    if html is not None:
+        write_page(workload_page(view), html)
+        stderr.print(f"wrote {escape(str(html))}", soft_wrap=True)
     if json:
         print_json(found.model_dump_json())
         return
-    stdout.print(f"{found.requests} requests", end="")
-    if found.duration_s is not None:
-        stdout.print(
-            f" over {found.duration_s:.0f} s: {amount(found.request_rate_per_s)} a second, "
-            f"burstiness {amount(found.burstiness)} (1 is Poisson)",
-            end="",
-        )
-    stdout.print()
-    for title, histogram in (("input", found.input_tokens), ("output", found.output_tokens)):
-        _draw(title, histogram)
-    if found.reusable_prefix_share:
-        about = " (estimated from a sample of blocks)" if found.sampled else ""
-        stdout.print(f"\nReusable share of prompt tokens by block size{about}:")
-        for block, share in sorted(found.reusable_prefix_share.items()):
-            stdout.print(f"  {block:>5} {share:6.1%} {'█' * round(40 * share)}")
+    print_workload(view)
     for reason, count in skipped.items():
         stdout.print(f"[yellow]{count} records skipped:[/yellow] {escape(reason)}")
 
@@ -133,21 +137,3 @@ def make(
             f"{output} cannot be written: {error.strerror}", fix="choose another file"
         ) from error
     sys.stderr.write(f"wrote {requests} requests to {output}\n")
-
-
-def _draw(title: str, histogram: Histogram | None) -> None:
-    from kvtune.autotune.cli.console import stdout
-    from kvtune.autotune.words import amount
-
-    if histogram is None:
-        stdout.print(f"\n{title} tokens: not in the file")
-        return
-    stdout.print(
-        f"\n{title} tokens: mean {amount(histogram.mean)}, p50 {amount(histogram.p50)}, "
-        f"p95 {amount(histogram.p95)}, p99 {amount(histogram.p99)}"
-    )
-    most = max(histogram.counts, default=0) or 1
-    for low, high, count in zip(
-        histogram.edges, histogram.edges[1:], histogram.counts, strict=False
-    ):
-        stdout.print(f"  {low:>8.0f} to {high:<8.0f} {count:>8} {'█' * round(40 * count / most)}")

@@ -56,10 +56,16 @@ class Bullets:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The head of a table's column; numbers are aligned to the right."""
+    """The head of a table's column: numbers are aligned to the right, prose gets room."""
 
     title: str
     is_number: bool = False
+    is_prose: bool = False
+
+    @property
+    def style(self) -> str:
+        """The class of the column's cells."""
+        return "number" if self.is_number else "prose" if self.is_prose else ""
 
 
 @dataclass(frozen=True, slots=True)

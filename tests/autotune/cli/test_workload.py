@@ -37,7 +37,7 @@ def test_a_fingerprint_is_drawn(kvtune, tmp_path):
     kvtune("workload", "make", "--requests", 40, *LENGTHS, "-o", file)
     said = kvtune("workload", "inspect", file).out
     assert said.startswith("40 requests\n")
-    assert "input tokens: mean " in said
+    assert "prompt tokens: mean " in said
     assert "█" in said
     assert "not in the file" not in said
     assert all(len(line) <= 80 for line in said.splitlines())
