@@ -109,9 +109,15 @@ def test_off_the_main_thread_nothing_is_held():
 
 def test_work_under_a_hold_can_ask_whether_it_should_end():
     interrupts = Interrupts()
-    with pytest.raises(KeyboardInterrupt), interrupts.scope():
-        interrupts.hold()
-        assert not interrupts.came
-        signal.raise_signal(signal.SIGINT)
-        assert interrupts.came
-    assert not interrupts.came
+    came = []
+
+    def work():
+        with interrupts.scope():
+            interrupts.hold()
+            came.append(interrupts.came)
+            signal.raise_signal(signal.SIGINT)
+            came.append(interrupts.came)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert [*came, interrupts.came] == [False, True, False]
