@@ -72,7 +72,7 @@ class ServerAsker:
             BadInput: the endpoint is not an address.
         """
         allow_connections(concurrency)
-        pool = HttpPool(self.endpoint.url)
+        pool = HttpPool.to_api(self.endpoint)
         try:
             return await _Session(self, pool, seed).answers(items, concurrency)
         finally:
