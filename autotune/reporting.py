@@ -26,6 +26,9 @@ class Reporter(Protocol):
     def load(self, progress: Progress) -> None:
         """How far a replay is."""
 
+    def asked(self, done: int, total: int) -> None:
+        """How many questions of quality suites are answered."""
+
     def verdict(self, verdict: Verdict) -> None:
         """What the workload is bound by."""
 
@@ -49,6 +52,9 @@ class Quiet:
         """Say nothing."""
 
     def load(self, progress: Progress) -> None:
+        """Say nothing."""
+
+    def asked(self, done: int, total: int) -> None:
         """Say nothing."""
 
     def verdict(self, verdict: Verdict) -> None:

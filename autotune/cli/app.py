@@ -18,6 +18,7 @@ from kvtune.autotune.cli import (
     plan,
     policies,
     profile,
+    quality,
     search,
     serve,
     show,
@@ -54,7 +55,7 @@ def _main(
     """Find, prove and emit the KV-cache policy that a vLLM workload needs."""
 
 
-for _command in (profile, search, emit, serve, show, plan, policies, doctor):
+for _command in (profile, search, quality, emit, serve, show, plan, policies, doctor):
     _command.register(app)
 for _group in (history, workload):
     app.add_typer(_group.app)
@@ -63,7 +64,8 @@ for _group in (history, workload):
 def main() -> None:
     """Run the command line and exit with its code.
 
-    0 done, 1 goal infeasible or no clear winner, 2 bad input, 3 engine failure, 130 interrupted.
+    0 done, 1 goal infeasible, no clear winner or quality lost, 2 bad input, 3 engine failure,
+    4 quality unclear, 130 interrupted.
     """
     signal.signal(signal.SIGTERM, _terminated)
     from kvtune.errors import KvtuneError

@@ -75,6 +75,11 @@ class TerminalReporter:
             f"{progress.output_tokens_per_s:.0f} tokens/s"
         )
 
+    def asked(self, done: int, total: int) -> None:
+        """Show how many questions are answered."""
+        self._starting = False
+        self._update(f"{done}/{total} questions answered")
+
     def watched(self, elapsed_s: float) -> None:
         """Show how long a server has been watched."""
         self._update(f"watching, {elapsed_s:.0f} s")

@@ -1,0 +1,88 @@
+"""How a quality report is put into words and tables on stdout; readable from 80 columns on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+
+from rich.markup import escape
+from rich.table import Table
+
+from kvtune.autotune.cli.console import stdout
+from kvtune.autotune.quality import words
+from kvtune.types import NegativeSample, QualityFigure, QualityReport
+
+OUTCOME_TEXT: Mapping[str, str] = {
+    "pass": "[green]pass[/green]",
+    "fail": "[red]fail[/red]",
+    "unclear": "[yellow]unclear[/yellow]",
+}
+CATEGORY_WIDTH = 17
+SHOWN_CHARACTERS = 200
+SHOWN_SAMPLES = 6
+
+
+def print_report(report: QualityReport) -> None:
+    """Show the outcome, the figures that tell, why, and answers that broke."""
+    stdout.print(
+        f"\n[bold]{OUTCOME_TEXT[report.outcome]}[/bold]: {escape(report.candidate)} beside "
+        f"{escape(report.baseline)}\n",
+        soft_wrap=True,
+    )
+    shown = words.telling(report.figures)
+    _print_figures(shown)
+    stdout.print()
+    for outcome in ("fail", "unclear"):
+        for figure in shown:
+            if figure.outcome == outcome:
+                stdout.print(
+                    f"- {OUTCOME_TEXT[outcome]} {escape(words.name(figure))}: "
+                    f"{escape(figure.because)}",
+                    soft_wrap=True,
+                )
+    for suite, reason in report.skipped.items():
+        stdout.print(f"- not judged: {escape(suite)}: {escape(reason)}", soft_wrap=True)
+    if report.samples:
+        stdout.print("\nBroken now, fine with the baseline:")
+    for sample in report.samples[:SHOWN_SAMPLES]:
+        _print_sample(sample)
+    if (more := len(report.samples) - SHOWN_SAMPLES) > 0:
+        stdout.print(f"[dim]and {more} more: --html FILE shows them side by side[/dim]")
+    for warning in report.warnings:
+        stdout.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
+
+
+def _print_figures(figures: list[QualityFigure]) -> None:
+    """A table for each metric of each suite."""
+    blocks = groupby(figures, key=lambda each: (each.suite, each.metric, each.unit))
+    for (suite, metric, unit), block in blocks:
+        table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("", min_width=7)
+        table.add_column("category", min_width=CATEGORY_WIDTH, no_wrap=True)
+        table.add_column("n", justify="right", min_width=3)
+        table.add_column("baseline", justify="right", min_width=8)
+        table.add_column("candidate", justify="right", min_width=9)
+        table.add_column("change (90%)", justify="right", min_width=18, no_wrap=True)
+        table.add_column("floor", justify="right", min_width=11, no_wrap=True)
+        for figure in block:
+            table.add_row(
+                OUTCOME_TEXT[figure.outcome],
+                escape(figure.category or "all"),
+                str(figure.items),
+                words.level(figure.baseline, unit),
+                words.level(figure.candidate, unit),
+                words.change(figure.change, unit),
+                words.span(figure.floor, unit),
+            )
+        heading = f"[bold]{escape(suite)}[/bold] {escape(metric)}"
+        stdout.print(f"{heading}, changes in {words.unit_of_change(unit)}")
+        stdout.print(table)
+
+
+def _print_sample(sample: NegativeSample) -> None:
+    why = f" ({sample.detail})" if sample.detail else ""
+    stdout.print(f"- {escape(sample.suite)}/{escape(sample.item)}{escape(why)}", soft_wrap=True)
+    for who, text in (("baseline ", sample.baseline), ("candidate", sample.candidate)):
+        line = " ".join(text.split()) or "(nothing)"
+        cut = line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}..."
+        stdout.print(f"    [dim]{who}[/dim] {escape(cut)}", soft_wrap=True)

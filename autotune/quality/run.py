@@ -1,0 +1,242 @@
+"""Ask a baseline twice and a candidate once, and compare: the work of `kvtune quality`.
+
+The baseline's second time, with another seed and another number of requests at once, is the noise
+floor of every figure. Answers are kept suite by suite as they come, so neither an interrupt nor the
+next candidate costs the baseline again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter, ValidationError
+
+from kvtune.autotune.quality.subjects import Opened, Subject
+from kvtune.autotune.reporting import Reporter
+from kvtune.profilers.load import runtime
+from kvtune.profilers.quality.compare import Asked, ask_suites, compare
+from kvtune.profilers.quality.limits import Limit
+from kvtune.profilers.quality.suite import Item, Size, Suite, SuitePlan
+from kvtune.types import QualityReport, fingerprint_of
+
+if TYPE_CHECKING:
+    from kvtune.store.database import Store
+
+CONCURRENCY = 16
+AGAIN_CONCURRENCY = 6
+"""Other batches than the first time, so that what batches change counts as noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What is asked of everybody: the suites, the plan of their items, and the limits."""
+
+    suites: tuple[Suite, ...]
+    plan: SuitePlan
+    limits: tuple[Limit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One time that a subject is asked everything; `restarted`: after a restart in between."""
+
+    title: str
+    seed: int
+    concurrency: int
+    restarted: bool = False
+
+
+@dataclass(slots=True)
+class QualityRun:
+    """Asks subjects, keeps answers, says how far it is.
+
+    `restarts` puts a restart of the baseline between its two times, which then count as noise too.
+    `reuse=False` asks again what is kept already.
+    """
+
+    questions: Questions
+    history: Store
+    reporter: Reporter
+    restarts: bool = False
+    reuse: bool = True
+    concurrency: int = CONCURRENCY
+    again_concurrency: int = AGAIN_CONCURRENCY
+    _versions: dict[str, str] = field(default_factory=dict)
+    _warnings: list[str] = field(default_factory=list)
+
+    def compare(self, model: str, baseline: Subject, candidate: Subject) -> QualityReport:
+        """The report of a candidate, kept in the history.
+
+        Raises:
+            EngineError: one of the two cannot be started, or dies.
+            BadInput: a suite cannot make items of the plan.
+        """
+        self.questions = replace(
+            self.questions, plan=_fitting(self.questions.plan, baseline, candidate)
+        )
+        seed = self.questions.plan.seed
+        first = Pass("the baseline", seed, self.concurrency)
+        again = Pass("the baseline again", seed + 1, self.again_concurrency, self.restarts)
+        if self.restarts:
+            (theirs,), (repeat,) = self.ask(baseline, [first]), self.ask(baseline, [again])
+        else:
+            theirs, repeat = self.ask(baseline, [first, again])
+        (ours,) = self.ask(candidate, [Pass("the candidate", seed, self.concurrency)])
+        found = compare(
+            ours,
+            theirs,
+            repeat,
+            self.questions.limits,
+            suites={suite.name: suite for suite in self.questions.suites},
+        )
+        report = found.model_copy(
+            update={
+                "model": model,
+                "warnings": (*found.warnings, *dict.fromkeys(self._warnings)),
+                "versions": self._versions,
+                "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
+        )
+        self.history.save_quality_report(report)
+        return report
+
+    def ask(self, subject: Subject, passes: Sequence[Pass]) -> list[Asked]:
+        """What a subject answers each time; it is started only if something is not kept yet."""
+        known = [self._kept(subject, one) for one in passes]
+        if all(len(found) == len(self.questions.suites) for found in known):
+            self.reporter.note(f"{subject.by}: all answers are known from before")
+            return [self._whole(one, found) for one, found in zip(passes, known, strict=True)]
+        self.reporter.phase(f"Starting {subject.by}")
+        counter = _Counter(self.reporter)
+        with subject.open(self.reporter, counter.within_batch) as opened:
+            self._versions |= opened.versions
+            self._warnings += opened.warnings
+            for one, found in zip(passes, known, strict=True):
+                self._ask_missing(subject, opened, one, found, counter)
+        return [self._whole(one, found) for one, found in zip(passes, known, strict=True)]
+
+    def _ask_missing(
+        self,
+        subject: Subject,
+        opened: Opened,
+        one: Pass,
+        known: dict[str, Asked],
+        counter: _Counter,
+    ) -> None:
+        missing = [suite for suite in self.questions.suites if suite.name not in known]
+        # The ends of many small suites would leave the server idle; those of large ones do not.
+        together = self.questions.plan.size is Size.SCREEN
+        for part in [missing] if together else [[suite] for suite in missing]:
+            names = ", ".join(suite.name for suite in part)
+            self.reporter.note(f"asking {one.title}: {names}")
+            counter.begin()
+            asked = runtime.run(
+                ask_suites(
+                    part,
+                    self.questions.plan,
+                    opened.asker,
+                    seed=one.seed,
+                    concurrency=one.concurrency,
+                    by=subject.by,
+                    on_progress=counter.after_batch,
+                )
+            )
+            opened.check()
+            for own in _by_suite(asked):
+                known[own.suites[0].name] = own
+                self._keep(subject, one, own)
+
+    def _whole(self, one: Pass, parts: Mapping[str, Asked]) -> Asked:
+        ordered = [parts[suite.name] for suite in self.questions.suites]
+        return Asked(
+            suites=tuple(part.suites[0] for part in ordered),
+            plan=self.questions.plan,
+            seed=one.seed,
+            concurrency=one.concurrency,
+            wall_s=sum(part.wall_s for part in ordered),
+            by=ordered[0].by if ordered else "",
+        )
+
+    def _key(self, subject: Subject, one: Pass, suite: str) -> str | None:
+        if subject.key is None:
+            return None
+        plan = self.questions.plan
+        asked = {
+            **asdict(plan),
+            "workload": fingerprint_of(list(plan.workload)),
+            "data": None if plan.data is None else sha256(Path(plan.data).read_bytes()).hexdigest(),
+        }
+        return fingerprint_of(
+            [dict(subject.key), asked, suite, one.seed, one.concurrency, one.restarted]
+        )
+
+    def _kept(self, subject: Subject, one: Pass) -> dict[str, Asked]:
+        """Answers from before that are to the very items that would be asked now."""
+        found: dict[str, Asked] = {}
+        for suite in self.questions.suites if self.reuse else ():
+            key = self._key(subject, one, suite.name)
+            text = None if key is None else self.history.quality_answers(key)
+            if text is None:
+                continue
+            try:
+                asked = Asked.model_validate_json(text)
+            except ValidationError:
+                continue  # of an older kvtune
+            items = suite.items(self.questions.plan)
+            if _as_json(asked.suites[0].items) == _as_json(items):
+                found[suite.name] = asked
+        return found
+
+    def _keep(self, subject: Subject, one: Pass, asked: Asked) -> None:
+        key = self._key(subject, one, asked.suites[0].name)
+        if key is not None and not asked.errors:
+            self.history.save_quality_answers(key, asked.model_dump_json())
+
+
+def _fitting(plan: SuitePlan, *subjects: Subject) -> SuitePlan:
+    """The plan with the smallest context, so that everybody can be asked the same."""
+    contexts = (plan.max_tokens, *(subject.max_tokens for subject in subjects))
+    known = [tokens for tokens in contexts if tokens is not None]
+    return replace(plan, max_tokens=min(known)) if known else plan
+
+
+def _by_suite(asked: Asked) -> list[Asked]:
+    """The answers of each suite alone, with its items' share of the time."""
+    items = sum(len(suite.items) for suite in asked.suites) or 1
+    return [
+        asked.model_copy(
+            update={"suites": (suite,), "wall_s": asked.wall_s * len(suite.items) / items}
+        )
+        for suite in asked.suites
+    ]
+
+
+def _as_json(items: Sequence[Item]) -> object:
+    """Items as they read after being stored, where lists stand for tuples."""
+    return TypeAdapter(tuple[Item, ...]).dump_python(tuple(items), mode="json")
+
+
+class _Counter:
+    """Adds the items of earlier batches to what an asker says of the one under way."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._before = 0
+
+    def begin(self) -> None:
+        """Count from nothing."""
+        self._before = 0
+
+    def within_batch(self, done: int, total: int) -> None:
+        """An asker has answered one more item."""
+        self._reporter.asked(self._before + done, self._before + total)
+
+    def after_batch(self, done: int, total: int) -> None:
+        """A batch is complete."""
+        self._before = done
+        self._reporter.asked(done, total)
