@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvtune.profilers.quality.passage_words import FRAMES, NAMES, SYLLABLES, THINGS, Frame
 
-SENTENCES = 30
+SENTENCES = 31
 """Sentences of a passage: 400 to 500 tokens for common tokenizers."""
 
 
@@ -19,8 +19,7 @@ SENTENCES = 30
 class Passage:
     """A text about `subject`, which is a `kind` ("town").
 
-    `words` are nouns that the text uses, the most telling first; each is one word without a
-    capital.
+    `words` are nouns of the whole text, the most telling first; each is one word without a capital.
     """
 
     kind: str
@@ -49,13 +48,15 @@ def passage(rng: random.Random, sentences: int = SENTENCES) -> Passage:
         )
         for line in rng.sample(frame.lines, len(frame.lines))
     ]
+    whole = " ".join(lines)
+    nouns = [*frame.words, *(thing.split()[-1] for thing in things if thing in whole)]
     told = [frame.opening.format(**slots), *lines][: max(1, sentences)]
     blocks = [" ".join(told[start : start + 6]) for start in range(0, len(told), 6)]
     return Passage(
         kind=frame.kind,
         subject=subject,
         text="\n\n".join(blocks),
-        words=(*frame.words, *(thing.split()[-1] for thing in things)),
+        words=tuple(dict.fromkeys(nouns)),
     )
 
 

@@ -1,0 +1,124 @@
+"""Instructions that a rule can verify, given behind a long text or in the system prompt.
+
+The types are those of verifiable-instruction tests such as IFEval (arXiv 2311.07911); the texts,
+the wordings and the checks are our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import ClassVar
+
+from kvtune.profilers.quality.canary import broken_output
+from kvtune.profilers.quality.instruction_checks import check
+from kvtune.profilers.quality.instruction_rules import COMBINED, MAKERS, Rule
+from kvtune.profilers.quality.passages import SENTENCES, Passage, passage
+from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Suite, SuitePlan
+from kvtune.profilers.quality.texts import most_tokens, seeded
+
+OUTPUT_TOKENS = 56
+CHAT_TOKENS = 40
+"""What a chat template and a model's own system prompt may add."""
+
+TASK_TOKENS = 90
+"""The longest task with three instructions."""
+
+ITEMS: Mapping[Size, int] = {Size.SCREEN: 2, Size.STANDARD: 12, Size.FULL: 60}
+"""Items of a category."""
+
+SYSTEM_TYPES = ("length", "punctuation", "start-end", "case", "format", "keywords")
+"""What is asked for in the system prompt, in turn."""
+
+LEAST_SENTENCES = 4
+
+
+class Instructions(Suite):
+    """Verifiable instructions, a category for each type.
+
+    `combined` gives two or three at once and counts the share that is followed; `system` gives one
+    in the system prompt, before the text, where an eviction is most likely to lose it. Broken text
+    follows nothing, whatever it avoids. Item n of every category is about the same passage n, so a
+    server with a prefix cache reads it once; within a category every passage is a new one.
+    """
+
+    name = "instructions"
+    says = "instructions on form and wording are no longer followed"
+    metrics: ClassVar[tuple[QualityMetric, ...]] = (
+        QualityMetric("followed", "share", "higher", "difference", limit=0.05),
+    )
+
+    def items(self, plan: SuitePlan) -> tuple[Item, ...]:
+        """Every category's items by number, about shorter passages where the plan is tight."""
+        count = ITEMS[plan.size] if plan.per_category is None else plan.per_category
+        return tuple(
+            _item(category, number, page, plan.seed)
+            for number in range(count)
+            if (page := _page(plan, number)) is not None
+            for category in (*MAKERS, "combined", "system")
+        )
+
+    def figures(
+        self, item: Item, ours: Answer, theirs: Answer
+    ) -> Mapping[str, tuple[float, float]]:
+        """The share of its instructions that each answer follows."""
+        return {"followed": (_followed(item, ours), _followed(item, theirs))}
+
+    def detail(self, item: Item, answer: Answer) -> str:
+        """What was not followed."""
+        broken = broken_output("".join(answer.texts))
+        missed = [rule["says"] for rule in item.check["rules"] if not _follows(rule, answer)]
+        return broken or (f"not followed: {' '.join(missed)}" if missed else "")
+
+
+def _page(plan: SuitePlan, number: int) -> Passage | None:
+    """The longest passage that leaves room for the task and the answer."""
+    for sentences in range(SENTENCES, LEAST_SENTENCES - 1, -1):
+        page = passage(seeded(plan.seed, "passage", number), sentences)
+        needed = most_tokens(page.text) + CHAT_TOKENS + OUTPUT_TOKENS + TASK_TOKENS
+        if plan.max_tokens is None or needed <= plan.max_tokens:
+            return page
+    return None
+
+
+def _item(category: str, number: int, page: Passage, seed: int) -> Item:
+    rng = seeded(seed, "instructions", category, number)
+    rules = _rules(category, number, page, rng)
+    said = " ".join(rule.says for rule in rules)
+    task = rules[0].task
+    messages = [{"role": "user", "content": f"{page.text}\n\n{task} {said}"}]
+    if category == "system":
+        messages = [
+            {"role": "system", "content": f"Follow this rule in every answer: {said}"},
+            {"role": "user", "content": f"{page.text}\n\n{task}"},
+        ]
+    return Item(
+        key=f"{category}-{number}",
+        category=category,
+        messages=tuple(messages),
+        output_tokens=OUTPUT_TOKENS,
+        check={
+            "rules": [
+                {"kind": rule.kind, "parameters": dict(rule.parameters), "says": rule.says}
+                for rule in rules
+            ]
+        },
+    )
+
+
+def _rules(category: str, number: int, page: Passage, rng: Random) -> list[Rule]:
+    if category == "combined":
+        return [MAKERS[name](rng, page) for name in COMBINED[number % len(COMBINED)]]
+    if category == "system":
+        return [MAKERS[SYSTEM_TYPES[number % len(SYSTEM_TYPES)]](rng, page)]
+    return [MAKERS[category](rng, page)]
+
+
+def _followed(item: Item, answer: Answer) -> float:
+    rules = item.check["rules"]
+    return sum(_follows(rule, answer) for rule in rules) / len(rules)
+
+
+def _follows(rule: Mapping[str, object], answer: Answer) -> bool:
+    text = "".join(answer.texts)
+    return broken_output(text) is None and check(str(rule["kind"]), rule["parameters"], text)
