@@ -1,0 +1,64 @@
+"""Random models for regimes that no real small model shows: all weights, all keys, or neither."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+SHAPES: Mapping[str, Mapping[str, int]] = {
+    "wide": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+    },
+    "keys": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 64,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    },
+}
+"""Llamas of two layers with the vocabulary of the tokenizer, whose head shares the embedding."""
+
+_MAKE = """
+import json, sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+shape, tokenizer, folder = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
+known = json.load(open(tokenizer + "/config.json"))
+torch.manual_seed(0)
+torch.set_default_dtype(torch.bfloat16)
+config = LlamaConfig(
+    num_hidden_layers=2, tie_word_embeddings=True,
+    vocab_size=known["vocab_size"], max_position_embeddings=4096, dtype="bfloat16",
+    bos_token_id=known["bos_token_id"], eos_token_id=known["eos_token_id"], **shape,
+)
+LlamaForCausalLM(config).save_pretrained(folder)
+"""
+
+
+def make_model(name: str, tokenizer: Path, folder: Path) -> Path:
+    """Write the model of that name with the tokenizer of another checkpoint; returns its folder."""
+    target = folder / name
+    target.mkdir()
+    # In a process of its own: torch keeps the memory that it once took.
+    arguments = [json.dumps(SHAPES[name]), str(tokenizer), str(target)]
+    subprocess.run([sys.executable, "-c", _MAKE, *arguments], check=True, capture_output=True)
+    for file in tokenizer.iterdir():
+        if "token" in file.name or file.name in ("vocab.json", "merges.txt", "chat_template.jinja"):
+            shutil.copy(file, target)
+    return target

@@ -1,0 +1,339 @@
+"""The results of the labelled suite as a page of Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from verdict_results import (
+    CAPACITY,
+    FORECAST_NO_CHANGE,
+    HELPS,
+    MEASURED_NO_CHANGE,
+    STEP,
+    Pair,
+    RegimeResult,
+    Results,
+    is_as_expected,
+    is_right,
+    pairs,
+    ratio,
+    untold,
+)
+
+from kvtune.profilers.statistics import Estimate
+from kvtune.types import Bottleneck, StepTimeModel, Verdict
+
+WATCH_MOST_S = 60.0
+"""A pure watch is one of at most this long."""
+
+MIXED = "mixed"
+
+
+def render(results: Results) -> str:
+    """The page: verdicts, causes, forecasts, and how each number was obtained."""
+    judged = [regime for regime in results.regimes if regime.verdict is not None]
+    parts = [
+        _head(results),
+        _verdicts(judged),
+        _confusion(judged),
+        _built(judged),
+        _causes(judged),
+        _forecasts(results),
+        _misses(results),
+        _method(results),
+    ]
+    failed = [regime for regime in results.regimes if regime.problem]
+    if failed:
+        lines = [f"- `{regime.name}`: {regime.problem}" for regime in failed]
+        parts.append("## Regimes that could not be run\n\n" + "\n".join(lines))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _head(results: Results) -> str:
+    device, ceilings, engine = results.device, results.ceilings, results.engine
+    loads = [regime.load_average for regime in results.regimes if not regime.problem]
+    busy = f", load average before a regime {min(loads):.1f} to {max(loads):.1f}" if loads else ""
+    return f"""# Verdicts and forecasts against known truths
+
+Made by [`benchmarks/verdicts.py`](../benchmarks/README.md) from its results.
+
+{device.name}, {device.count} CPUs, {ceilings.read_bytes_per_s / 1e9:.1f} GB/s of reads and
+{ceilings.matrix_flop_per_s / 1e12:.2f} TFLOP/s in {ceilings.matrix_dtype}, measured at the
+start{busy}.
+{engine.distribution} {engine.version}, {results.model}, kvtune {results.kvtune},
+{results.rounds} rounds, seed {results.seed}, {results.measured_at}."""
+
+
+def _verdicts(regimes: Sequence[RegimeResult]) -> str:
+    right = sum(is_right(regime, regime.verdict) for regime in regimes)
+    abstained = sum(_is_abstained(regime, regime.verdict) for regime in regimes)
+    rows = [
+        [
+            f"`{regime.name}`",
+            _truth(regime),
+            _answer(regime, regime.verdict),
+            regime.verdict.confidence if regime.verdict else "",
+            _shares(regime.verdict),
+            f"{regime.verdict_s:.0f}",
+            _answer(regime, regime.unprobed),
+            _answer(regime, regime.counters_only),
+        ]
+        for regime in regimes
+    ]
+    slowest = max((regime.verdict_s for regime in regimes), default=0.0)
+    watched = [regime for regime in regimes if regime.load_s <= WATCH_MOST_S]
+    unprobed = sum(is_right(regime, regime.unprobed) for regime in watched)
+    counted = sum(is_right(regime, regime.counters_only) for regime in watched)
+    return f"""## Verdicts
+
+{right} of {len(regimes)} are right, {abstained} abstain, \
+{len(regimes) - right - abstained} are wrong. The slowest took {slowest:.0f} s from the first
+request, {WATCH_MOST_S:.0f} s being the most that a load took without its probe. The same load
+without the probe: {unprobed} of {len(watched)}; only watched, by somebody who knows the checkpoint
+but sent nothing: {counted} of {len(watched)}.
+
+{
+        _table(
+            [
+                "regime",
+                "truth",
+                "verdict",
+                "sure",
+                "shares of a step",
+                "s",
+                "no probe",
+                "only watched",
+            ],
+            rows,
+        )
+    }"""
+
+
+def _confusion(regimes: Sequence[RegimeResult]) -> str:
+    said = [_said(regime) for regime in regimes]
+    columns = [word for word in [*Bottleneck, MIXED] if word in said]
+    truths = list(dict.fromkeys(_truth_word(regime) for regime in regimes))
+    rows = [
+        [
+            f"**{truth}**",
+            *(
+                str(
+                    sum(
+                        _truth_word(regime) == truth and _said(regime) == word for regime in regimes
+                    )
+                    or ""
+                )
+                for word in columns
+            ),
+        ]
+        for truth in truths
+    ]
+    return (
+        "Truth by row, verdict by column; `mixed` is right if its two largest shares are:\n\n"
+        + (_table(["", *map(str, columns)], rows))
+    )
+
+
+def _built(regimes: Sequence[RegimeResult]) -> str:
+    rows = [
+        [
+            f"`{regime.name}`",
+            regime.built,
+            " ".join(f"--{name} {value}" for name, value in regime.arguments.items()),
+            _step(regime.step_time),
+        ]
+        for regime in regimes
+    ]
+    return "## How the regimes are built\n\n" + _table(
+        ["regime", "load", "engine", "a decode step, ms (sequence, 1,000 KV tokens, error)"], rows
+    )
+
+
+def _causes(regimes: Sequence[RegimeResult]) -> str:
+    rows, agreed, asked = [], 0, 0
+    for regime in regimes:
+        for arm in regime.arms:
+            found = is_as_expected(regime, arm)
+            asked += found is not None
+            agreed += bool(found)
+            rows.append(
+                [
+                    f"`{regime.name}`",
+                    arm.name + ("" if arm.is_engine else " (load)"),
+                    arm.expected,
+                    arm.problem or _ratio(ratio(regime, arm)),
+                    _ratio(ratio(regime, arm, STEP)),
+                    {None: "", True: "yes", False: "**no**"}[found],
+                ]
+            )
+    return f"""## Moving the lever, and moving others
+
+{agreed} of {asked} did as the truth says. A lever helps if it raises goodput by {HELPS:.0%} or more
+and in every round. Ratios to the baseline of the same round, with a 95% interval over rounds. Where
+an arm is marked as a load no engine argument moves what binds, so the load was moved.
+
+{_table(["regime", "arm", "truth says", "goodput", "decode step", "agrees"], rows)}"""
+
+
+def _forecasts(results: Results) -> str:
+    found = pairs(results)
+    steps = pairs(results, STEP)
+    if not found:
+        return "## Forecasts\n\nNothing was forecast and measured."
+    errors = [pair.error_points or 0.0 for pair in found]
+    step_errors = [pair.error_points or 0.0 for pair in steps]
+    step_line = (
+        f"Of the decode step (median gap between tokens): {len(steps)} pairs, mean absolute error "
+        f"{fmean(step_errors):.1f} points."
+        if steps
+        else ""
+    )
+    capacity = _capacity_errors(results)
+    worst = max(capacity, default=0.0)
+    rows = [
+        [
+            f"`{pair.regime}`",
+            pair.lever,
+            _told(pair),
+            f"{pair.measured - 1:+.0%}",
+            f"{pair.noise:.0%}",
+            f"{pair.error_points:.0f}",
+            "yes" if pair.is_sign_right else "**no**",
+            "yes" if pair.is_in_range else "no",
+        ]
+        for pair in found
+    ]
+    return f"""## Forecasts against measurements
+
+{len(found)} pairs of goodput: sign right {_share([pair.is_sign_right for pair in found])}, mean
+absolute error {fmean(errors):.1f} points, within the forecast range
+{_share([pair.is_in_range for pair in found])}. {step_line}
+KV tokens: {len(capacity)} pairs, largest error {worst:.2%} of what the engine reports.
+
+A forecast below {FORECAST_NO_CHANGE:.0%}, or below the noise of its measurement (the standard
+deviation over rounds), is one of no change, which is right if less than {MEASURED_NO_CHANGE:.0%},
+or than the noise, was measured.
+
+{
+        _table(
+            [
+                "regime",
+                "lever",
+                "forecast",
+                "measured",
+                "noise",
+                "error, points",
+                "sign",
+                "in range",
+            ],
+            rows,
+        )
+    }"""
+
+
+def _misses(results: Results) -> str:
+    missed = [pair for pair in pairs(results) if not pair.is_sign_right or not pair.is_in_range]
+    lines = [
+        f"- `{pair.regime}`, {pair.lever}: forecast {_told(pair)}, measured "
+        f"{pair.measured - 1:+.0%}. {pair.told.reason}"
+        for pair in missed
+    ]
+    silent = [f"- `{regime.name}`, {arm.name}: {reason}" for regime, arm, reason in untold(results)]
+    text = "### Misses\n\nOut of the range, or of the wrong sign:\n\n" + "\n".join(
+        lines or ["- none"]
+    )
+    return text + "\n\nMeasured, but not forecast:\n\n" + "\n".join(silent or ["- none"])
+
+
+def _method(results: Results) -> str:
+    return f"""## How each number was obtained
+
+- *Verdict, shares, forecasts*: what `kvtune profile --model` does, through its own functions: the
+  load once (two requests of warm-up), then the 30 s probe. Seconds count from the first request of
+  the warm-up to the verdict; the forecasts come after it.
+- *No probe* judges that same run without the probe. *Only watched* judges its counters and gauges
+  alone, without the client's records, the workload's fingerprint, or the figures of a client.
+- *Arms*: servers stand side by side, idle ones take no CPU, and loads take turns: baseline and arms
+  in order, {results.rounds} times over, prompts of which no other run has a token in common. One
+  run a round and arm; its goodput counts all requests that keep the limit of the regime's goal.
+- *Measured* is the ratio of geometric means over rounds. KV tokens are those that the engine
+  reports when it has started.
+- Ceilings are the best of short runs and hold for a quiet machine; a busy one gives lower ones."""
+
+
+def _capacity_errors(results: Results) -> list[float]:
+    return [
+        abs(told.predicted / arm.kv_tokens - 1)
+        for regime in results.regimes
+        for arm in regime.arms
+        if (told := arm.told.get(CAPACITY)) is not None and told.predicted and arm.kv_tokens
+    ]
+
+
+def _is_abstained(regime: RegimeResult, verdict: Verdict | None) -> bool:
+    return (
+        verdict is not None
+        and verdict.bottleneck is Bottleneck.ABSTAIN
+        and not is_right(regime, verdict)
+    )
+
+
+def _truth(regime: RegimeResult) -> str:
+    return " and ".join(regime.truth)
+
+
+def _truth_word(regime: RegimeResult) -> str:
+    return regime.truth[0] if len(regime.truth) == 1 else MIXED
+
+
+def _said(regime: RegimeResult) -> str:
+    """The verdict, where shares are the truth and the two largest are right: mixed."""
+    if len(regime.truth) > 1 and is_right(regime, regime.verdict):
+        return MIXED
+    return regime.verdict.bottleneck if regime.verdict else ""
+
+
+def _answer(regime: RegimeResult, verdict: Verdict | None) -> str:
+    if verdict is None:
+        return ""
+    word = str(verdict.bottleneck)
+    return word if is_right(regime, verdict) else f"**{word}**"
+
+
+def _shares(verdict: Verdict | None) -> str:
+    shares = {} if verdict is None else verdict.shares
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+
+
+def _step(model: StepTimeModel | None) -> str:
+    if model is None:
+        return "no model"
+    return (
+        f"{1000 * model.fixed_s.estimate:.1f} ({1000 * model.per_sequence_s.estimate:.2f}, "
+        f"{1e6 * model.per_kv_token_s.estimate:.2f}, {model.error_share:.0%}; {model.source})"
+    )
+
+
+def _ratio(found: Estimate | None) -> str:
+    if found is None:
+        return ""
+    if found.low is None or found.high is None:
+        return f"{found.estimate:.2f}"
+    return f"{found.estimate:.2f} ({found.low:.2f} to {found.high:.2f})"
+
+
+def _told(pair: Pair) -> str:
+    told = pair.told.ratio
+    if told is None or told.low is None or told.high is None:
+        return ""
+    return f"{told.estimate - 1:+.0%} ({told.low - 1:+.0%} to {told.high - 1:+.0%})"
+
+
+def _share(hits: Sequence[bool]) -> str:
+    return f"{sum(hits)} of {len(hits)} ({sum(hits) / len(hits):.0%})"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
