@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from rich.markup import escape
 from rich.table import Table
 
 from kvtune.autotune.cli.console import stdout
-from kvtune.autotune.forecast.calibrate import FIRST_TOKEN, GOODPUT, STEP
-from kvtune.autotune.forecast.predict import CAPACITY
+from kvtune.autotune.forecast.calibrate import GOODPUT
 from kvtune.autotune.forecast.score import ratios, scores
-from kvtune.autotune.words import digits
+from kvtune.autotune.report.forecast_words import COLUMNS, OUTSIDE, measured_levers
+from kvtune.autotune.words import digits, percent, percent_change
 from kvtune.types import Forecast, Interval
 
 PLOT_COLUMNS, PLOT_ROWS = 61, 17
-COLUMNS = {CAPACITY: "KV tokens", STEP: "step", FIRST_TOKEN: "first token", GOODPUT: "goodput"}
-NAMES = {**COLUMNS, STEP: "decode step"}
 
 
 def print_forecasts(told: Sequence[Forecast]) -> None:
@@ -49,47 +48,47 @@ def _print_reasons(levers: Sequence[tuple[str, dict[str, Forecast]]]) -> None:
 
 
 def _print_levers(levers: Sequence[tuple[str, dict[str, Forecast]]]) -> None:
+    table = _lever_table()
+    for name, found in levers:
+        if any(forecast.ratio is not None for forecast in found.values()):
+            cells = [_short(found[metric].ratio) for metric in COLUMNS if metric != GOODPUT]
+            table.add_row(escape(name), *cells, percent_change(found[GOODPUT].ratio))
+    stdout.print(table)
+
+
+def _lever_table() -> Table:
+    """An empty table with a row a lever: names wrap, figures do not."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("lever", overflow="fold")
     for title in COLUMNS.values():
         table.add_column(title, justify="right", no_wrap=True)
-    for name, found in levers:
-        if any(forecast.ratio is not None for forecast in found.values()):
-            cells = [_short(found[metric].ratio) for metric in COLUMNS if metric != GOODPUT]
-            table.add_row(escape(name), *cells, _change(found[GOODPUT].ratio))
-    stdout.print(table)
+    return table
 
 
 def print_calibration(told: Sequence[Forecast]) -> None:
     """Show the forecasts that were measured, how far off they were, and all of them in a plot."""
-    measured = [(forecast, pair) for forecast in told if (pair := ratios(forecast)) is not None]
-    stdout.print(f"{len(told):,} forecasts, {len(measured):,} of them measured later")
-    if not measured:
+    pairs = [pair for forecast in told if (pair := ratios(forecast)) is not None]
+    stdout.print(f"{len(told):,} forecasts, {len(pairs):,} of them measured later")
+    if not pairs:
         stdout.print("A search measures them when it tries the same arguments on the same load.")
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("metric", "lever"):
-        table.add_column(title, overflow="fold")
-    for title in ("forecast", "measured", "study"):
-        table.add_column(title, justify="right", overflow="fold")
-    for forecast, (_, ratio) in measured:
-        table.add_row(
-            NAMES.get(forecast.metric, forecast.metric),
-            escape(forecast.lever),
-            _change(forecast.ratio),
-            _per_cent(ratio),
-            escape(forecast.study or ""),
-        )
-    stdout.print(table)
+    stdout.print(f"Each told -> measured; {OUTSIDE} is outside of the range that was told.")
+    for study, levers in groupby(measured_levers(told), key=lambda one: one.study):
+        stdout.print(f"\n[bold]{escape(study)}[/bold]")
+        table = _lever_table()
+        for lever in levers:
+            table.add_row(escape(lever.lever), *(lever.cell(metric) for metric in COLUMNS))
+        stdout.print(table)
     stdout.print()
     for score in scores(told):
+        name = COLUMNS.get(score.metric, score.metric)
         stdout.print(
-            f"{NAMES.get(score.metric, score.metric)}: off by {digits(score.error_points)} points "
+            f"{name}: off by {digits(score.error_points)} points "
             f"on average, direction right in {score.sign_hits} of {score.measured}, within the "
             f"range in {score.range_hits}",
             soft_wrap=True,
         )
-    stdout.print("\n" + escape(scatter([pair for _, pair in measured])), highlight=False)
+    stdout.print("\n" + escape(scatter(pairs)), highlight=False)
 
 
 def scatter(pairs: Sequence[tuple[float, float]]) -> str:
@@ -115,11 +114,11 @@ def scatter(pairs: Sequence[tuple[float, float]]) -> str:
     lines = [f"{'measured':>9}"]
     for number, cells in reversed(list(enumerate(rows))):
         value = low + number / (PLOT_ROWS - 1) * (high - low)
-        label = _per_cent(value) if number % 4 == 0 else ""
+        label = percent(value) if number % 4 == 0 else ""
         lines.append(f"{label:>8} |{''.join(cells)}".rstrip())
-    ends = _per_cent(low), _per_cent(high)
-    axis = f"{ends[0]:<{PLOT_COLUMNS - len(ends[1])}}{ends[1]}"
-    return "\n".join([*lines, f"{'':>8} +{'-' * PLOT_COLUMNS}", f"{'':>10}{axis}  predicted"])
+    ends = percent(low), percent(high)
+    axis = f"{ends[0]}{'predicted':^{PLOT_COLUMNS - len(''.join(ends))}}{ends[1]}"
+    return "\n".join([*lines, f"{'':>8} +{'-' * PLOT_COLUMNS}", f"{'':>10}{axis}"])
 
 
 def _gain(forecast: Forecast) -> float:
@@ -127,17 +126,4 @@ def _gain(forecast: Forecast) -> float:
 
 
 def _short(ratio: Interval | None) -> str:
-    return "-" if ratio is None else _per_cent(ratio.estimate)
-
-
-def _change(ratio: Interval | None) -> str:
-    if ratio is None:
-        return "-"
-    text = _per_cent(ratio.estimate)
-    if ratio.low is None or ratio.high is None or ratio.low == ratio.high:
-        return text
-    return f"{text} ({_per_cent(ratio.low)} to {_per_cent(ratio.high)})"
-
-
-def _per_cent(ratio: float) -> str:
-    return f"{ratio - 1:+.0%}"
+    return "-" if ratio is None else percent(ratio.estimate)

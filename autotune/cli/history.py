@@ -57,9 +57,12 @@ def studies(
         stdout.print(f"    [dim]{escape(goal_text(row.goal))}[/dim]", soft_wrap=True)
 
 
-@app.command("forecasts", epilog="Example: kvtune history forecasts")
+@app.command("forecasts", epilog="Example: kvtune history forecasts --html forecasts.html")
 def forecasts(
-    context: typer.Context, store: options.StoreUrl = None, json: options.Json = False
+    context: typer.Context,
+    store: options.StoreUrl = None,
+    html: options.Html = None,
+    json: options.Json = False,
 ) -> None:
     """Compare what levers were expected to do with what trials measured later."""
     from dataclasses import asdict
@@ -68,9 +71,14 @@ def forecasts(
     from kvtune.autotune.cli.console import print_json
     from kvtune.autotune.cli.forecasts import print_calibration
     from kvtune.autotune.forecast.score import scores
+    from kvtune.autotune.report.calibration_page import calibration_page
+    from kvtune.autotune.report.page import write_page
 
     with options.open_history(store or context.obj) as history:
         told = history.forecasts()
+    if html is not None:
+        write_page(calibration_page(told), html)
+        sys.stderr.write(f"wrote {html}\n")
     if json:
         found = {
             "forecasts": [forecast.model_dump(mode="json") for forecast in told],
@@ -79,6 +87,36 @@ def forecasts(
         print_json(dumps(found))
         return
     print_calibration(told)
+
+
+@app.command("profiles", epilog="Example: kvtune history profiles")
+def profiles(
+    context: typer.Context, store: options.StoreUrl = None, json: options.Json = False
+) -> None:
+    """List the profiles, the newest first, with what each found."""
+    from json import dumps
+
+    from rich.markup import escape
+
+    from kvtune.autotune.cli.console import headline, print_json, stdout
+
+    with options.open_history(store or context.obj) as history:
+        rows = history.profiles()
+    if json:
+        print_json(dumps([row.model_dump(mode="json") for row in rows]))
+        return
+    if not rows:
+        stdout.print("No profiles yet. Begin with: kvtune profile --url http://localhost:8000")
+        return
+    for row in rows:
+        profile = row.profile
+        device = "device not known" if profile.device is None else profile.device.name
+        when = row.created_at[:16].replace("T", " ")
+        stdout.print(
+            f"{row.id[:8]}  {when}  {headline(profile.verdict)}; "
+            f"{escape(profile.model)} on {escape(device)}",
+            soft_wrap=True,
+        )
 
 
 @app.command("export", epilog="Example: kvtune history export --study latest -o study.jsonl")

@@ -83,7 +83,7 @@ def profile(
     from kvtune.autotune.cli.results import print_profile
     from kvtune.autotune.cli.step_time import print_step_time
     from kvtune.autotune.cli.workload_view import print_profile_view
-    from kvtune.autotune.report.page import write_page
+    from kvtune.autotune.report.page import check_path, write_page
     from kvtune.autotune.report.profile_page import profile_page
     from kvtune.autotune.trial import check_model
     from kvtune.errors import BadInput, EngineError
@@ -94,6 +94,8 @@ def profile(
             "profile needs a server: --url of a running one, or --model to start one",
             fix="kvtune profile --url http://localhost:8000, or --model PATH --workload FILE",
         )
+    if html is not None:
+        check_path(html)
     address = None
     if url is not None:
         address = read_address(url, api_key=api_key, ca_cert=ca_cert, metrics_url=metrics_url)
@@ -154,9 +156,6 @@ def profile(
             told = told_of(result, run, load, wanted, model, arguments, history, reporter)
         history.save_profile(result)
     view = view_of(profiled, load, told)
-    if html is not None:
-        write_page(profile_page(view), html)
-        reporter.note(f"wrote {html}")
     if json:
         print_json(result.model_copy(update={"forecasts": told}).model_dump_json())
     else:
@@ -164,6 +163,9 @@ def profile(
         print_step_time(result.step_time)
         print_profile_view(view)
         print_forecasts(told)
+    if html is not None:
+        write_page(profile_page(view), html)
+        reporter.note(f"wrote {html}")
     if run.lost:
         raise typer.Exit(EngineError.exit_code)
 

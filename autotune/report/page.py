@@ -10,8 +10,10 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from errno import EISDIR
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -189,7 +191,7 @@ def write_page(page: Page, path: Path) -> None:
         ValueError: as `render_page`.
     """
     text = render_page(page)
-    try:
+    with _complaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
@@ -201,6 +203,25 @@ def write_page(page: Page, path: Path) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def check_path(path: Path) -> None:
+    """Refuse a path to which no page can be written, before the work that the page is about.
+
+    Raises:
+        BadInput: the path cannot be written.
+    """
+    with _complaining(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        tempfile.TemporaryFile(dir=path.parent).close()
+
+
+@contextmanager
+def _complaining(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise BadInput(
             f"{path} cannot be written: {error.strerror}", fix="choose another file"

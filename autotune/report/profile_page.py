@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtune.autotune.forecast.calibrate import FIRST_TOKEN, GOODPUT, STEP
-from kvtune.autotune.forecast.predict import CAPACITY
+from kvtune.autotune.forecast.calibrate import GOODPUT
 from kvtune.autotune.report.figures_profile import (
     forecasts_figure,
     parts_figure,
     roofline_figure,
 )
 from kvtune.autotune.report.figures_workload import reuse_figure
+from kvtune.autotune.report.forecast_words import COLUMNS
 from kvtune.autotune.report.page import (
     Block,
     Bullets,
@@ -30,12 +30,6 @@ from kvtune.autotune.words import amount, digits, duration, percent_change, span
 from kvtune.profilers.metrics.base import metric_of
 from kvtune.types import Bottleneck, Evidence, Forecast, Profile, StepTimeModel, Verdict
 
-FORECAST_COLUMNS = {
-    CAPACITY: "KV tokens",
-    STEP: "decode step",
-    FIRST_TOKEN: "first token",
-    GOODPUT: "goodput",
-}
 KEY_METRICS = {
     "goodput_requests_per_s": "goodput",
     "output_tokens_per_s": "output tokens",
@@ -221,7 +215,7 @@ def _forecasts(told: Sequence[Forecast]) -> tuple[Block, ...]:
         by_lever.setdefault(one.lever, {})[one.metric] = one
     columns = (
         Column("lever"),
-        *(Column(title, is_number=True) for title in FORECAST_COLUMNS.values()),
+        *(Column(title, is_number=True) for title in COLUMNS.values()),
         Column("because", is_prose=True),
     )
     rows = tuple(_forecast_row(name, found) for name, found in by_lever.items())
@@ -231,10 +225,7 @@ def _forecasts(told: Sequence[Forecast]) -> tuple[Block, ...]:
 
 
 def _forecast_row(name: str, found: dict[str, Forecast]) -> Row:
-    cells = [
-        percent_change(found[metric].ratio) if metric in found else "-"
-        for metric in FORECAST_COLUMNS
-    ]
+    cells = [percent_change(found[metric].ratio) if metric in found else "-" for metric in COLUMNS]
     about = found.get(GOODPUT) or next(iter(found.values()))
     unserved: Tone = "muted" if about.served_by == "reference" else ""
     return Row((name, *cells, about.reason), unserved)

@@ -2,6 +2,9 @@
 
 import json
 
+from contracts.pages import Parsed, profile_view
+
+from kvtune.store import open_store
 from kvtune.store.rows import StudySummary
 
 
@@ -87,6 +90,35 @@ def test_forecasts_of_a_search_are_shown_beside_what_its_trials_measured(after_s
     assert f"{len(measured)} of them measured later" in said
     assert "direction right in" in said
     assert "predicted" in said
+
+
+def test_forecasts_are_a_row_a_lever_within_80_columns(after_search, kvtune):
+    said = kvtune("history", "forecasts").out.splitlines()
+    assert all(len(line) <= 80 for line in said if "points on average" not in line)
+    (head,) = [i for i, line in enumerate(said) if line.startswith("lever ")]
+    assert said[head - 1] == after_search.study
+    assert said[head].split() == ["lever", "KV", "tokens", "step", "first", "token", "goodput"]
+    (row,) = [line for line in said if line.startswith("block-size 32 ")]
+    assert row.count(" -> ") >= 3
+
+
+def test_forecasts_are_written_as_a_page(after_search, kvtune, tmp_path):
+    page = tmp_path / "f.html"
+    kvtune("history", "forecasts", "--html", page)
+    assert "Told and measured." in Parsed(page.read_text()).plots
+
+
+def test_profiles_are_listed_with_their_verdicts(kvtune, tmp_path):
+    assert "kvtune profile --url" in kvtune("history", "profiles").out
+    assert kvtune("history", "profiles", "--json").json() == []
+    view = profile_view(model="org/[bold]small")
+    with open_store(tmp_path / "some.db") as store:
+        id_ = store.save_profile(view.profile)
+    (line,) = kvtune("history", "profiles", "--store", tmp_path / "some.db").out.splitlines()
+    assert line.startswith(id_[:8])
+    assert line.endswith("org/[bold]small on a processor")
+    (row,) = kvtune("history", "--store", tmp_path / "some.db", "profiles", "--json").json()
+    assert row["id"] == id_
 
 
 def test_history_without_forecasts_says_how_they_are_measured(kvtune):

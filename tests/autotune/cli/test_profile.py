@@ -4,6 +4,7 @@ import json
 import urllib.request
 
 import pytest
+from contracts.pages import Parsed
 from typer.testing import CliRunner
 
 from kvtune.autotune.cli.app import app
@@ -161,3 +162,32 @@ def test_levers_are_forecast_from_the_load_and_kept(serve, profile, tmp_path):
 
 def test_nothing_is_forecast_without_a_load(serve, profile):
     assert profile("--url", serve(), "--duration", "1s", load=False)["forecasts"] == []
+
+
+def test_a_page_is_written_beside_the_result(serve, kvtune, tmp_path):
+    load = tmp_path / "load.jsonl"
+    load.write_text('{"input_tokens": 40, "output_tokens": 8}\n' * 10)
+    page = tmp_path / "pages" / "profile.html"
+    words = ("profile", "--url", serve(kv_cache_memory_bytes=512 << 20), "--concurrency", 4)
+    said = kvtune(*words, "--workload", load, "--html", page)
+    assert str(page) in "".join(said.err.split())
+    found = Parsed(page.read_text())
+    assert found.texts["h1"] == ["Profile of m"]
+    assert "Lengths of prompts." in found.plots
+    assert "Forecast change of goodput." in found.plots
+    assert "prompt tokens: mean 40" in said.out
+    assert "arrivals as sent" in said.out
+    assert "roofline without the device's ceilings" in " ".join(said.out.split())
+
+
+def test_a_server_that_is_only_watched_gets_a_page_too(serve, kvtune, tmp_path):
+    page = tmp_path / "p.html"
+    kvtune("profile", "--url", serve(), "--duration", "500ms", "--html", page)
+    found = Parsed(page.read_text())
+    assert "the requests of others" not in found.texts["h1"]
+    assert any(text.startswith("forecasts: ") for text in found.texts["li"])
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_sent(kvtune, tmp_path):
+    words = ("profile", "--url", "http://localhost:1", "--html", tmp_path)
+    assert f"{tmp_path} cannot be written" in "".join(kvtune(*words, code=2).err.splitlines())

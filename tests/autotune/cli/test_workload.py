@@ -1,6 +1,7 @@
 """`kvtune workload`: look at a file, or make one."""
 
 import pytest
+from contracts.pages import Parsed
 
 from kvtune.types import WorkloadFingerprint
 
@@ -41,6 +42,28 @@ def test_a_fingerprint_is_drawn(kvtune, tmp_path):
     assert "█" in said
     assert "not in the file" not in said
     assert all(len(line) <= 80 for line in said.splitlines())
+
+
+def test_arrivals_and_reuse_are_drawn(kvtune, tmp_path):
+    file = tmp_path / "w.jsonl"
+    shared = ("--shared-prefixes", 2, "--prefix-tokens", 64, "--arrival", "constant:4")
+    kvtune("workload", "make", "--requests", 40, *LENGTHS, *shared, "-o", file)
+    said = kvtune("workload", "inspect", file).out.splitlines()
+    (at,) = [i for i, line in enumerate(said) if line.startswith("arrivals in the file")]
+    assert said[at].endswith("at most 4 a second")
+    assert set(said[at + 1].strip()) == {"█"}, "they come evenly"
+    assert any(line.split()[:1] == ["64"] and "█" in line for line in said)
+    assert not any("not known" in line for line in said)
+
+
+def test_a_workload_is_written_as_a_page(kvtune, tmp_path):
+    file, page = tmp_path / "w.jsonl", tmp_path / "w.html"
+    kvtune("workload", "make", "--requests", 40, *LENGTHS, "-o", file)
+    said = kvtune("workload", "inspect", file, "--html", page)
+    assert "wrote " in said.err
+    found = Parsed(page.read_text())
+    assert found.texts["h1"] == ["Workload w"]
+    assert any(text.startswith("arrivals: ") for text in found.texts["li"])
 
 
 def test_only_the_first_requests_are_looked_at_when_asked(kvtune, tmp_path):

@@ -1,10 +1,10 @@
 import json
 import re
 import stat
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from contracts.pages import Parsed
 
 from kvtune.autotune.report.page import (
     Bullets,
@@ -25,36 +25,6 @@ from kvtune.autotune.report.page import (
 from kvtune.errors import BadInput
 
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
-VOID = {"meta", "img", "br", "link"}
-
-
-class Parsed(HTMLParser):
-    """The elements of a page, and the text in each kind of element."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: dict[str, list[str]] = {}
-        self._open: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self._open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self._open.append(tag)
-            self.texts.setdefault(tag, []).append("")
-
-    def handle_endtag(self, tag):
-        assert self._open.pop() == tag
-
-    def handle_data(self, data):
-        if self._open:
-            self.texts[self._open[-1]][-1] += data
-
-    def of(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
 
 
 def plot(name: str = "a") -> Figure:

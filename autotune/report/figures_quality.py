@@ -1,0 +1,222 @@
+"""Figures of a quality report: changes with limits and noise, maps over places, marks by length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from kvtune.autotune.quality import words
+from kvtune.autotune.report.figures_workload import MARKED, OURS, PLAIN
+from kvtune.autotune.report.page import Figure, plain
+from kvtune.types import Interval, QualityFigure, QualityPoint
+
+ROW_PX = 34
+MARGIN_PX = 120
+LENGTH, DEPTH = "length_tokens", "depth"
+
+OUTCOME_COLOR = {"pass": OURS, "fail": MARKED, "unclear": PLAIN}
+
+Cell = tuple[float, float]
+
+
+def changes_figure(figures: Sequence[QualityFigure]) -> Figure:
+    """One metric of a suite: each category's change (a level: its value), noise floor and limit."""
+    first = figures[0]
+    factor = 100.0 if first.unit == "share" else 1.0
+    names = [plain(figure.category or "all") for figure in figures]
+    told = [
+        f"{figure.category or 'all'} {words.change(figure.change, figure.unit)}, {figure.outcome}"
+        for figure in figures
+    ]
+    data: list[dict[str, Any]] = [
+        _marks("noise floor", [figure.floor for figure in figures], names, factor, PLAIN),
+        {
+            **_marks("candidate", [figure.change for figure in figures], names, factor, OURS),
+            "marker": {
+                "size": 11,
+                "color": [OUTCOME_COLOR[figure.outcome] for figure in figures],
+            },
+            "customdata": [[plain(figure.because)] for figure in figures],
+            "hovertemplate": "%{y}: %{x:.3g}<br>%{customdata[0]}<extra></extra>",
+        },
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "limit",
+            "x": [factor * _limit(figure) for figure in figures],
+            "y": names,
+            "marker": {
+                "symbol": "line-ns-open",
+                "size": 18,
+                "color": MARKED,
+                "line": {"width": 2, "color": MARKED},
+            },
+            "hovertemplate": "limit %{x:.3g}<extra></extra>",
+        },
+    ]
+    layout = {
+        "xaxis": {"title": {"text": f"change in {words.unit_of_change(first.unit)}"}},
+        "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
+        "legend": {"orientation": "h", "y": 1.15},
+        "margin": {"l": 10, "r": 20, "t": 50, "b": 50},
+    }
+    return Figure(
+        f"{first.metric} of {first.suite}, by category, with 90% intervals.",
+        "; ".join(told) + ".",
+        {"data": data, "layout": layout},
+        MARGIN_PX + ROW_PX * len(figures),
+    )
+
+
+def map_figure(suite: str, points: Sequence[QualityPoint]) -> Figure | None:
+    """Scores over length and depth, baseline and candidate side by side; None without places."""
+    placed = [point for point in points if LENGTH in point.place and DEPTH in point.place]
+    if not placed:
+        return None
+    lengths = sorted({point.place[LENGTH] for point in placed})
+    depths = sorted({round(point.place[DEPTH], 1) for point in placed})
+    sides = {
+        "baseline": _means(placed, lambda point: point.baseline),
+        "candidate": _means(placed, lambda point: point.candidate),
+    }
+    data = [
+        {
+            "type": "heatmap",
+            "x": [f"{length:g}" for length in lengths],
+            "y": [f"{depth:.0%}" for depth in depths],
+            "z": [[cells.get((length, depth)) for length in lengths] for depth in depths],
+            "zmin": 0,
+            "zmax": 1,
+            "colorscale": "Viridis",
+            "showscale": number == 1,
+            "xaxis": f"x{number + 1 if number else ''}",
+            "hovertemplate": f"{who}: %{{x}} tokens, depth %{{y}}: %{{z:.2f}}<extra></extra>",
+            "xgap": 2,
+            "ygap": 2,
+        }
+        for number, (who, cells) in enumerate(sides.items())
+    ]
+    titles = {"baseline": "baseline, prompt tokens", "candidate": "candidate, prompt tokens"}
+    layout = {
+        "xaxis": {"domain": [0, 0.48], "type": "category", "title": {"text": titles["baseline"]}},
+        "xaxis2": {
+            "domain": [0.52, 1],
+            "type": "category",
+            "title": {"text": titles["candidate"]},
+        },
+        "yaxis": {"type": "category", "title": {"text": "depth"}, "autorange": "reversed"},
+        "margin": {"l": 60, "r": 20, "t": 20, "b": 60},
+    }
+    before, now = (fmean(cells.values()) for cells in sides.values())
+    lost = [cell for cell, score in sides["baseline"].items() if sides["candidate"][cell] < score]
+    return Figure(
+        f"Scores of {suite} over prompt length and depth; yellow is all right.",
+        f"Mean over all places: {before:.2f} with the baseline, {now:.2f} now; "
+        f"{len(lost)} of {len(sides['baseline'])} places are lower.",
+        {"data": data, "layout": layout},
+        MARGIN_PX + 40 + ROW_PX * len(depths),
+    )
+
+
+def lengths_figure(points: Sequence[QualityPoint], figure: QualityFigure) -> Figure | None:
+    """A level of every item by where it ends in the context; None without places."""
+    placed = [point for point in points if LENGTH in point.place and DEPTH not in point.place]
+    lengths = sorted({point.place[LENGTH] for point in placed})
+    if len(lengths) < 2:
+        return None
+    means = [
+        fmean(point.candidate for point in placed if point.place[LENGTH] == length)
+        for length in lengths
+    ]
+    unit = f"{figure.metric}, {figure.unit}"
+    data: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "items",
+            "x": [point.place[LENGTH] for point in placed],
+            "y": [point.candidate for point in placed],
+            "marker": {"color": PLAIN, "size": 6},
+            "text": [plain(point.item) for point in placed],
+            "hovertemplate": "%{text}: %{y:.3g}<extra></extra>",
+        },
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": "mean",
+            "x": lengths,
+            "y": means,
+            "line": {"color": OURS},
+        },
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "limit",
+            "x": [lengths[0], lengths[-1]],
+            "y": [figure.limit, figure.limit],
+            "line": {"color": MARKED, "dash": "dash"},
+        },
+    ]
+    layout = {
+        "xaxis": {"type": "log", "title": {"text": "the part of the context ends at (tokens)"}},
+        "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
+        "margin": {"l": 70, "r": 20, "t": 20, "b": 60},
+    }
+    told = ", ".join(
+        f"{mean:.3g} up to {length:g}" for length, mean in zip(lengths, means, strict=True)
+    )
+    return Figure(
+        f"{figure.metric} of {figure.suite} by place in the context.",
+        f"Means: {told} tokens; the limit is {figure.limit:g}.",
+        {"data": data, "layout": layout},
+    )
+
+
+def _marks(
+    name: str,
+    intervals: Sequence[Interval | None],
+    names: Sequence[str],
+    factor: float,
+    color: str,
+) -> dict[str, Any]:
+    known = [(label, found) for label, found in zip(names, intervals, strict=True) if found]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [factor * found.estimate for _, found in known],
+        "y": [label for label, _ in known],
+        "marker": {"size": 7, "color": color},
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": [factor * _above(found) for _, found in known],
+            "arrayminus": [factor * _below(found) for _, found in known],
+            "color": color,
+        },
+        "hovertemplate": f"{name}: %{{x:.3g}}<extra></extra>",
+    }
+
+
+def _above(found: Interval) -> float:
+    return 0.0 if found.high is None else max(found.high - found.estimate, 0.0)
+
+
+def _below(found: Interval) -> float:
+    return 0.0 if found.low is None else max(found.estimate - found.low, 0.0)
+
+
+def _limit(figure: QualityFigure) -> float:
+    """Where the limit stands on the axis of changes, or of values for a level."""
+    if figure.kind == "level":
+        return figure.limit - figure.baseline
+    return -figure.limit if figure.better == "higher" else figure.limit
+
+
+def _means(points: Sequence[QualityPoint], value: Any) -> Mapping[Cell, float]:
+    cells: dict[Cell, list[float]] = {}
+    for point in points:
+        cell = (point.place[LENGTH], round(point.place[DEPTH], 1))
+        cells.setdefault(cell, []).append(value(point))
+    return {cell: fmean(values) for cell, values in cells.items()}
