@@ -9,10 +9,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from kvtune.profilers.quality.passage_words import FRAMES, NAMES, SYLLABLES, THINGS, Frame
+from kvtune.profilers.quality.passage_words import FRAMES, NAMES, SYLLABLES, THINGS
+from kvtune.profilers.quality.texts import most_tokens, seeded
 
 SENTENCES = 31
 """Sentences of a passage: 400 to 500 tokens for common tokenizers."""
+
+LEAST_SENTENCES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Passage:
 
 def passage(rng: random.Random, sentences: int = SENTENCES) -> Passage:
     """Make up a passage; fewer `sentences` make a shorter one about the same facts."""
-    frame: Frame = rng.choice(FRAMES)
+    frame = rng.choice(FRAMES)
     subject = _name(rng) if frame.named else rng.choice(NAMES)
     people = rng.sample([name for name in NAMES if name != subject], 4)
     things = rng.sample(THINGS, 6)
@@ -58,6 +61,18 @@ def passage(rng: random.Random, sentences: int = SENTENCES) -> Passage:
         text="\n\n".join(blocks),
         words=tuple(dict.fromkeys(nouns)),
     )
+
+
+def fitting_passage(seed: int, number: int, room_tokens: float) -> Passage | None:
+    """As much of a seed's passage of a number as surely fits; `None` when a few sentences do not.
+
+    Suites share these passages, so a server with a prefix cache reads each of them once.
+    """
+    for sentences in range(SENTENCES, LEAST_SENTENCES - 1, -1):
+        page = passage(seeded(seed, "passage", number), sentences)
+        if most_tokens(page.text) <= room_tokens:
+            return page
+    return None
 
 
 def _name(rng: random.Random) -> str:

@@ -6,6 +6,7 @@ the wordings and the checks are our own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
@@ -13,9 +14,9 @@ from typing import ClassVar
 from kvtune.profilers.quality.canary import broken_output
 from kvtune.profilers.quality.instruction_checks import check
 from kvtune.profilers.quality.instruction_rules import COMBINED, MAKERS, Rule
-from kvtune.profilers.quality.passages import SENTENCES, Passage, passage
+from kvtune.profilers.quality.passages import Passage, fitting_passage
 from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Suite, SuitePlan
-from kvtune.profilers.quality.texts import most_tokens, seeded
+from kvtune.profilers.quality.texts import seeded
 
 OUTPUT_TOKENS = 56
 CHAT_TOKENS = 40
@@ -29,8 +30,6 @@ ITEMS: Mapping[Size, int] = {Size.SCREEN: 2, Size.STANDARD: 12, Size.FULL: 60}
 
 SYSTEM_TYPES = ("length", "punctuation", "start-end", "case", "format", "keywords")
 """What is asked for in the system prompt, in turn."""
-
-LEAST_SENTENCES = 4
 
 
 class Instructions(Suite):
@@ -51,10 +50,11 @@ class Instructions(Suite):
     def items(self, plan: SuitePlan) -> tuple[Item, ...]:
         """Every category's items by number, about shorter passages where the plan is tight."""
         count = ITEMS[plan.size] if plan.per_category is None else plan.per_category
+        room = (plan.max_tokens or math.inf) - (CHAT_TOKENS + TASK_TOKENS + OUTPUT_TOKENS)
         return tuple(
             _item(category, number, page, plan.seed)
             for number in range(count)
-            if (page := _page(plan, number)) is not None
+            if (page := fitting_passage(plan.seed, number, room)) is not None
             for category in (*MAKERS, "combined", "system")
         )
 
@@ -69,16 +69,6 @@ class Instructions(Suite):
         broken = broken_output("".join(answer.texts))
         missed = [rule["says"] for rule in item.check["rules"] if not _follows(rule, answer)]
         return broken or (f"not followed: {' '.join(missed)}" if missed else "")
-
-
-def _page(plan: SuitePlan, number: int) -> Passage | None:
-    """The longest passage that leaves room for the task and the answer."""
-    for sentences in range(SENTENCES, LEAST_SENTENCES - 1, -1):
-        page = passage(seeded(plan.seed, "passage", number), sentences)
-        needed = most_tokens(page.text) + CHAT_TOKENS + OUTPUT_TOKENS + TASK_TOKENS
-        if plan.max_tokens is None or needed <= plan.max_tokens:
-            return page
-    return None
 
 
 def _item(category: str, number: int, page: Passage, seed: int) -> Item:

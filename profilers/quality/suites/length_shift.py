@@ -1,0 +1,123 @@
+"""Length shift: answers that end by themselves, and whether they get longer, never end, or repeat.
+
+Compressed caches can make a model ramble: each token is as fast as before, and the user waits
+longer. Lengths of sampled answers differ from run to run, so noise must not be called a shift. Two
+things see to that. Each figure is symmetric: if candidate and baseline drew their answers from the
+same distribution, its expected difference would be zero. And the baseline's second run, with
+another seed, is a control arm on the same items: what it shows beside the first run is the noise
+floor of every figure. Whoever asks gives each run another seed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from kvtune.profilers.quality.passages import Passage, fitting_passage
+from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Suite, SuitePlan
+
+OUTPUT_TOKENS = 160
+"""Most answers of a few sentences end before; what does not counts as not stopping."""
+
+TASK_TOKENS = 80
+"""The task, a chat template, and a model's own system prompt."""
+
+ITEMS: Mapping[Size, int] = {Size.SCREEN: 3, Size.STANDARD: 20, Size.FULL: 80}
+"""Items of a category."""
+
+TEMPERATURES: Mapping[str, float] = {"greedy": 0.0, "sampled": 0.7}
+"""The categories."""
+
+LONG_RATIO = 1.5
+GRAM_WORDS = 4
+_SPACELESS = r"[\u3040-\u30ff\u3400-\u9fff]"
+_UNITS = re.compile(rf"{_SPACELESS}|(?:(?!{_SPACELESS})\w)+")
+
+TASKS = (
+    "Summarize the text in two or three sentences.",
+    "What did you learn about {subject}? Answer in a few sentences.",
+    "Tell a child about {subject} in three sentences.",
+    "Write a short paragraph about {subject}.",
+    "Which part of the text is the most surprising? Answer in two sentences.",
+)
+
+
+class LengthShift(Suite):
+    """Lengths of answers that may end when they want to.
+
+    `length` is the natural logarithm of an answer's tokens, so a change is the log of the ratio of
+    candidate to baseline. `long` of an answer is whether it has more than 1.5 times the tokens of
+    the other: the difference is the share of much longer answers minus the share of much shorter
+    ones. Where both runs were cut off, neither says anything. `endless` is whether an answer was
+    cut off, `repetition` the share of its runs of four words that it had said before.
+    """
+
+    name = "length-shift"
+    says = "answers become longer, do not end, or repeat themselves"
+    metrics: ClassVar[tuple[QualityMetric, ...]] = (
+        QualityMetric("length", "log ratio", "lower", "difference", limit=0.2, bounds=None),
+        QualityMetric("long", "share", "lower", "difference", limit=0.1),
+        QualityMetric("endless", "share", "lower", "difference", limit=0.05),
+        QualityMetric("repetition", "share", "lower", "difference", limit=0.05),
+    )
+
+    def items(self, plan: SuitePlan) -> tuple[Item, ...]:
+        """A greedy and a sampled item about each passage; shorter ones where the plan is tight."""
+        count = ITEMS[plan.size] if plan.per_category is None else plan.per_category
+        room = (plan.max_tokens or math.inf) - (TASK_TOKENS + OUTPUT_TOKENS)
+        return tuple(
+            _item(category, number, page)
+            for number in range(count)
+            if (page := fitting_passage(plan.seed, number, room)) is not None
+            for category in TEMPERATURES
+        )
+
+    def figures(
+        self, item: Item, ours: Answer, theirs: Answer
+    ) -> Mapping[str, tuple[float, float]]:
+        """Lengths, endings and repetition of both answers."""
+        mine, base = sum(ours.output_tokens), sum(theirs.output_tokens)
+        found = {
+            "endless": (_endless(ours), _endless(theirs)),
+            "repetition": (repetition(_text(ours)), repetition(_text(theirs))),
+        }
+        if not (_endless(ours) and _endless(theirs)):
+            found["length"] = (math.log(max(1, mine)), math.log(max(1, base)))
+            found["long"] = (float(mine > LONG_RATIO * base), float(base > LONG_RATIO * mine))
+        return found
+
+    def detail(self, item: Item, answer: Answer) -> str:
+        """How long the answer is, and that it did not end."""
+        cut = ", cut off" if _endless(answer) else ""
+        return f"{sum(answer.output_tokens)} tokens{cut}"
+
+
+def repetition(text: str) -> float:
+    """The share of a text's runs of four words that stood in it before, 0 for short texts.
+
+    Chinese and Japanese, which have no spaces, are taken character by character.
+    """
+    units = _UNITS.findall(text)
+    grams = [tuple(units[at : at + GRAM_WORDS]) for at in range(len(units) - GRAM_WORDS + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def _text(answer: Answer) -> str:
+    return "\n".join(answer.texts)
+
+
+def _endless(answer: Answer) -> float:
+    return float("length" in answer.finish_reasons)
+
+
+def _item(category: str, number: int, page: Passage) -> Item:
+    task = TASKS[number % len(TASKS)].format(subject=page.subject)
+    return Item(
+        key=f"{category}-{number}",
+        category=category,
+        messages=({"role": "user", "content": f"{page.text}\n\n{task}"},),
+        output_tokens=OUTPUT_TOKENS,
+        temperature=TEMPERATURES[category],
+    )
