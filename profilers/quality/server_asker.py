@@ -203,7 +203,7 @@ class _Session:
                 scored = {"prompt": item.scored, "add_special_tokens": False}
                 whole = given + await self._token_ids(scored)
             else:
-                given = await self._token_ids({"prompt": item.prompt or ""})
+                given = await self._token_ids({"prompt": item.prompt}) if item.prompt else []
                 whole = await self._token_ids({"prompt": (item.prompt or "") + (item.scored or "")})
         except _Refused as refused:
             self._answers[number] = Answer(error=str(refused))

@@ -1,0 +1,91 @@
+"""`kvtune quality` as a user has it: an outcome, a table, an exit code."""
+
+import pytest
+
+SHORT = ("--engine-args", "--simulate-time-scale 0.02")
+SIMULATED = ("quality", "--engine", "simulated", "--model", "org/tiny", "--size", "screen", *SHORT)
+NEEDLE = ("--suite", "needle", "--limit", "needle/single >= -40pt", "--items", "30")
+
+
+def test_the_same_configuration_passes(kvtune):
+    done = kvtune(*SIMULATED, *NEEDLE, "--candidate", "--max-num-seqs 8")
+    assert "pass" in done.out
+    assert "stock" not in done.out  # the shared arguments are what the baseline is
+    assert "--max-num-seqs 8" in done.out
+
+
+def test_broken_output_fails_and_shows_both_answers(kvtune):
+    done = kvtune(*SIMULATED, *NEEDLE, "--candidate", "--simulate-broken-output", code=1)
+    assert "Broken now, fine with the baseline" in done.out
+    assert "rursrsIner" in done.out
+    assert all(len(line) <= 80 for line in done.out.splitlines() if line.startswith("fail  "))
+
+
+def test_a_screen_that_cannot_tell_is_unclear(kvtune):
+    limit = ("--suite", "needle", "--limit", "needle/single >= -1pt")
+    done = kvtune(*SIMULATED, *limit, code=4)
+    assert "needed" in done.out
+
+
+def test_a_baseline_is_asked_once_and_again_only_when_asked_to(kvtune):
+    first = kvtune(*SIMULATED, *NEEDLE)
+    known = kvtune(*SIMULATED, *NEEDLE)
+    fresh = kvtune(*SIMULATED, *NEEDLE, "--fresh")
+    assert "asking the baseline again" in first.err
+    assert "all answers are known" in known.err
+    assert "asking the baseline again" in fresh.err
+
+
+def test_json_is_the_report(kvtune):
+    report = kvtune(*SIMULATED, *NEEDLE, "--json").json()
+    assert report["outcome"] == "pass"
+    assert report["candidate"] == "--simulate-time-scale 0.02"
+    assert {figure["suite"] for figure in report["figures"]} == {"needle", "any"}
+
+
+def test_a_page_is_written(kvtune, tmp_path):
+    page = tmp_path / "q.html"
+    kvtune(*SIMULATED, *NEEDLE, "--html", page)
+    assert "needle" in page.read_text()
+
+
+def test_scores_that_the_server_does_not_give_leave_the_suite_unjudged(kvtune):
+    done = kvtune(*SIMULATED, "--suite", "fidelity", code=4)
+    assert "not judged: fidelity" in done.out
+    assert "log probabilities" in done.out
+
+
+def test_a_server_that_crashes_is_an_engine_failure(kvtune):
+    done = kvtune(*SIMULATED, *NEEDLE, "--candidate", "--simulate-crash-after-requests 3", code=3)
+    assert "error:" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--suite", "needles"), "did you mean needle"),
+        (("--suite", "yours"), "--data"),
+        (("--limit", "needle >= fast"), "needle >= -1pt"),
+        (("--candidate", "--kv-cache-dtype tiny"), "refuses the candidate's arguments"),
+        (("--candidate", "--hf-token x"), "secret"),
+    ],
+)
+def test_what_cannot_be_used_is_said_before_anything_starts(kvtune, words, says):
+    assert says in kvtune(*SIMULATED, *words, code=2).err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("quality", "--candidate", "--max-num-seqs 8"),
+        ("quality", "--size", "huge", "--model", "org/tiny"),
+        ("quality", "--reference", "--candidate", "snapkv"),
+        ("quality", "--reference", "--model", "org/tiny", "--candidate", "snapcake"),
+    ],
+)
+def test_what_is_missing_or_unknown_is_bad_input(kvtune, words):
+    assert "error:" in kvtune(*words, code=2).err
+
+
+def test_help_tells_the_exit_codes(kvtune):
+    assert "4 unclear" in " ".join(kvtune("quality", "--help").out.split())

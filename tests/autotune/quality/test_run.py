@@ -1,0 +1,199 @@
+"""A baseline is asked twice and once only, and what was answered is never asked again."""
+
+import asyncio
+from contextlib import contextmanager
+
+import pytest
+
+from kvtune.autotune.quality.run import QualityRun, Questions
+from kvtune.autotune.quality.subjects import Opened, Subject
+from kvtune.autotune.reporting import Quiet
+from kvtune.errors import EngineError
+from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Suite, SuitePlan
+from kvtune.types import Failure, FailureClass
+
+
+class Echo(Suite):
+    """Items that are right when the answer repeats the prompt."""
+
+    name, says = "echo", "nothing is repeated any more"
+    metrics = (QualityMetric("right", "share", "higher", "difference", 0.05),)
+    count = 150
+
+    def items(self, plan):
+        assert plan.max_tokens != 0
+        return tuple(Item(f"{self.name}-{n}", "words", prompt=f"w{n}") for n in range(self.count))
+
+    def figures(self, item, ours, theirs):
+        return {"right": tuple(float(a.texts[0] == item.prompt) for a in (ours, theirs))}
+
+
+class Second(Echo):
+    name = "second"
+
+
+class Told(Subject):
+    """Answers that a function makes; counts how often it was opened and what it was asked."""
+
+    def __init__(self, by, say=lambda item: item.prompt, *, key=True, max_tokens=None):
+        self.by, self.say, self.max_tokens = by, say, max_tokens
+        self.key = {"by": by} if key else None
+        self.opened = 0
+        self.asked = []
+        self.died = None
+
+    @contextmanager
+    def open(self, reporter, on_progress):
+        self.opened += 1
+        yield Opened(self, {"engine": "9"}, (f"{self.by} is odd",), lambda: self.died)
+
+    async def ask(self, items, *, seed, concurrency):
+        self.asked.append(([item.key for item in items], seed, concurrency))
+        await asyncio.sleep(0)
+        return [Answer((self.say(item),), (1,), ("stop",)) for item in items]
+
+
+def run(store, *suites, plan=None, **options):
+    questions = Questions(suites or (Echo(),), plan or SuitePlan(seed=3))
+    return QualityRun(questions, store, Quiet(), **options)
+
+
+def test_the_baseline_is_asked_twice_with_other_seed_and_concurrency(store):
+    base, ours = Told("base"), Told("ours")
+    report = run(store).compare("m", base, ours)
+    assert [(seed, at_once) for _, seed, at_once in base.asked] == [(3, 16), (4, 6)]
+    assert [(seed, at_once) for _, seed, at_once in ours.asked] == [(3, 16)]
+    assert base.opened == 1
+    assert report.outcome == "pass"
+    assert report.figures[0].floor is not None
+    assert (report.model, report.baseline, report.candidate) == ("m", "base", "ours")
+    assert report.versions == {"engine": "9"}
+    assert {"base is odd", "ours is odd"} <= set(report.warnings)
+    assert [row.report for row in store.quality_reports()] == [report]
+
+
+def test_a_candidate_that_lost_it_fails_with_both_answers(store):
+    report = run(store).compare("m", Told("base"), Told("ours", lambda item: "something else"))
+    assert report.outcome == "fail"
+    assert report.samples[0].candidate == "something else"
+
+
+def test_a_restart_comes_between_the_two_times(store):
+    base = Told("base")
+    run(store, restarts=True).compare("m", base, Told("ours"))
+    assert base.opened == 2
+
+
+def test_known_answers_start_nothing(store):
+    run(store).compare("m", Told("base"), Told("ours"))
+    base, other = Told("base"), Told("other")
+    run(store).compare("m", base, other)
+    assert (base.opened, other.opened) == (0, 1)
+
+
+def test_only_suites_that_are_new_are_asked(store):
+    run(store).compare("m", Told("base"), Told("ours"))
+    base = Told("base")
+    run(store, Echo(), Second()).compare("m", base, Told("ours"))
+    assert {key.partition("-")[0] for keys, *_ in base.asked for key in keys} == {"second"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "options"),
+    [
+        (SuitePlan(seed=4), {}),
+        (SuitePlan(seed=3, size=Size.FULL), {}),
+        (SuitePlan(seed=3, workload=("p",)), {}),
+        (SuitePlan(seed=3), {"reuse": False}),
+        (SuitePlan(seed=3), {"concurrency": 3}),
+    ],
+)
+def test_what_was_asked_otherwise_is_asked_again(store, plan, options):
+    run(store).compare("m", Told("base"), Told("ours"))
+    base = Told("base")
+    run(store, plan=plan, **options).compare("m", base, Told("ours"))
+    assert base.opened == 1
+
+
+def test_answers_to_items_that_have_changed_are_asked_again(store, monkeypatch):
+    run(store).compare("m", Told("base"), Told("ours"))
+    monkeypatch.setattr(Echo, "count", 140)
+    base = Told("base")
+    run(store).compare("m", base, Told("ours"))
+    assert base.opened == 1
+
+
+def test_answers_of_a_server_that_nobody_knows_are_not_kept(store):
+    for _ in range(2):
+        base = Told("base", key=False)
+        run(store).compare("m", base, Told("ours", key=False))
+        assert base.opened == 1
+
+
+def test_a_suite_with_failed_items_is_not_kept(store):
+    class Fails(Told):
+        async def ask(self, items, *, seed, concurrency):
+            return [Answer(error="HTTP 500")] * len(items)
+
+    run(store).compare("m", Fails("base"), Told("ours"))
+    base = Told("base")
+    run(store).compare("m", base, Told("ours"))
+    assert base.opened == 1
+
+
+def test_an_interrupt_costs_only_the_suite_under_way(store):
+    class Impatient(Told):
+        async def ask(self, items, *, seed, concurrency):
+            if items[0].key.startswith("second"):
+                raise KeyboardInterrupt
+            return await super().ask(items, seed=seed, concurrency=concurrency)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(store, Echo(), Second()).compare("m", Impatient("base"), Told("ours"))
+    base = Told("base")
+    run(store, Echo(), Second()).compare("m", base, Told("ours"))
+    first = [keys[0].partition("-")[0] for keys, *_ in base.asked]
+    assert first == ["second", "echo", "second"]
+
+
+def test_a_subject_that_died_says_so(store):
+    ours = Told("ours")
+    ours.died = Failure(failure=FailureClass.CRASH_UNDER_LOAD, message="it ended", fix="look")
+    with pytest.raises(EngineError, match="it ended"):
+        run(store).compare("m", Told("base"), ours)
+
+
+def test_everybody_gets_items_for_the_smallest_context(store):
+    seen = []
+
+    class Sized(Echo):
+        def items(self, plan):
+            seen.append(plan.max_tokens)
+            return super().items(plan)
+
+    run(store, Sized()).compare("m", Told("b", max_tokens=900), Told("o", max_tokens=700))
+    assert set(seen) == {700}
+
+
+def test_progress_goes_on_over_batches(store, monkeypatch):
+    monkeypatch.setattr("kvtune.profilers.quality.compare.BATCH_ITEMS", 50)
+    told = []
+
+    class Counting(Told):
+        @contextmanager
+        def open(self, reporter, on_progress):
+            self.on_progress = on_progress
+            with super().open(reporter, on_progress) as opened:
+                yield opened
+
+        async def ask(self, items, *, seed, concurrency):
+            self.on_progress(len(items) // 2, len(items))
+            return await super().ask(items, seed=seed, concurrency=concurrency)
+
+    class Loud(Quiet):
+        def asked(self, done, total):
+            told.append(done)
+
+    runner = QualityRun(Questions((Echo(),), SuitePlan()), store, Loud())
+    runner.compare("m", Told("base"), Counting("ours"))
+    assert told[-6:] == [25, 50, 75, 100, 125, 150]
