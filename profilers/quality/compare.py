@@ -103,11 +103,12 @@ async def ask_suites(
             on_progress(len(answers), len(items))
     wall_s = time.perf_counter() - started
     remaining = iter(answers)
+    asked = []
+    for suite, (name, own) in zip(suites, questions, strict=True):
+        settled = await suite.settle(own, [next(remaining) for _ in own])
+        asked.append(AskedSuite(name=name, items=own, answers=tuple(settled)))
     return Asked(
-        suites=tuple(
-            AskedSuite(name=name, items=own, answers=tuple(next(remaining) for _ in own))
-            for name, own in questions
-        ),
+        suites=tuple(asked),
         plan=plan,
         seed=seed,
         concurrency=concurrency,

@@ -2,8 +2,9 @@
 
 A suite is one new file in `kvtune.profilers.quality.suites` (or an entry point of the group
 `kvtune.quality`) with a concrete subclass of `Suite`. Items are generated from a seed, so the same
-ones are asked of every configuration, and configurations are compared item by item. Suites ask
-nobody themselves: an `Asker` (a server, the reference engine) does, and `figures` is pure.
+ones are asked of every configuration, and configurations are compared item by item. Suites ask no
+model themselves: an `Asker` (a server, the reference engine) does. `figures` is pure, and what only
+somebody else can tell of an answer, a judge say, is added to it before, by `settle`.
 """
 
 from __future__ import annotations
@@ -91,14 +92,16 @@ class Answer:
     """What came back for an item: a text a turn, and how each ended.
 
     `output_tokens` counts each turn's tokens; `finish_reasons` are the engine's ("stop",
-    "length"). `scores` is set for items with a `scored` text. `error` says why there is no answer;
-    the rest is then empty.
+    "length"). `scores` is set for items with a `scored` text. `verdict` is what a judge found the
+    answer worth, from 0 to 1, where the suite asks one (`Suite.settle`). `error` says why there is
+    no answer; the rest is then empty.
     """
 
     texts: tuple[str, ...] = ()
     output_tokens: tuple[int, ...] = ()
     finish_reasons: tuple[str, ...] = ()
     scores: TokenScores | None = None
+    verdict: float | None = None
     error: str | None = None
 
 
@@ -148,6 +151,14 @@ class Suite(ABC):
         Raises:
             BadInput: the plan's own data cannot be used; the message names the line.
         """
+
+    async def settle(self, items: Sequence[Item], answers: Sequence[Answer]) -> list[Answer]:
+        """Add to fresh answers what `figures` has to know and a text does not say: a verdict.
+
+        Called once, before answers are kept. What fails is an `Answer` with an error. Most suites
+        have nothing to add.
+        """
+        return list(answers)
 
     @abstractmethod
     def figures(
