@@ -171,7 +171,8 @@ def _numbered(parameters: Parameters, text: str) -> bool:
 @_kind("sections")
 def _sections(parameters: Parameters, text: str) -> bool:
     """At least `count` times `marker` with a number, such as "Section 2"."""
-    return len(re.findall(rf"{re.escape(parameters['marker'])}\s?\d+", text)) >= parameters["count"]
+    found = re.findall(rf"{re.escape(parameters['marker'])}\s?\d+", text)
+    return holds("at least", len(found), parameters["count"])
 
 
 @_kind("title")
@@ -184,13 +185,14 @@ def _title(parameters: Parameters, text: str) -> bool:
 def _highlights(parameters: Parameters, text: str) -> bool:
     """At least `count` parts within a line in `*one*` or `**two**` asterisks."""
     parts = re.findall(r"\*\*([^\n*]+)\*\*|\*([^\n*]+)\*", text)
-    return sum(bool((two or one).strip()) for two, one in parts) >= parameters["count"]
+    found = sum(bool((two or one).strip()) for two, one in parts)
+    return holds("at least", found, parameters["count"])
 
 
 @_kind("placeholders")
 def _placeholders(parameters: Parameters, text: str) -> bool:
     """At least `count` placeholders in square brackets, such as `[name]`."""
-    return len(re.findall(r"\[[^\]\n]*\]", text)) >= parameters["count"]
+    return holds("at least", len(re.findall(r"\[[^\]\n]*\]", text)), parameters["count"])
 
 
 @_kind("postscript")
@@ -316,7 +318,7 @@ def _quoted(parameters: Parameters, text: str) -> bool:
 @_kind("language")
 def _language(parameters: Parameters, text: str) -> bool:
     """The text is in `language`, a code of `kvtune.profilers.quality.language.LANGUAGES`."""
-    return detect(text) == parameters["language"]
+    return detect(text) == str(parameters["language"])
 
 
 # --- start and end

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kvtune.profilers.quality.canary import broken_output
 from kvtune.profilers.quality.instruction_checks import check
@@ -109,6 +109,6 @@ def _followed(item: Item, answer: Answer) -> float:
     return sum(_follows(rule, answer) for rule in rules) / len(rules)
 
 
-def _follows(rule: Mapping[str, object], answer: Answer) -> bool:
+def _follows(rule: Mapping[str, Any], answer: Answer) -> bool:
     text = "".join(answer.texts)
-    return broken_output(text) is None and check(str(rule["kind"]), rule["parameters"], text)
+    return broken_output(text) is None and check(rule["kind"], rule["parameters"], text)

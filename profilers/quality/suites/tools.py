@@ -139,7 +139,7 @@ def _worth(item: Item, answer: Answer) -> tuple[float, str]:
     wanted = item.check
     if call["name"] != wanted["name"]:
         return 1 / _STEPS, f"called {call['name']!r} instead of {wanted['name']!r}"
-    given = call.get("arguments")
+    given: Any = call.get("arguments")
     if problem := _misfit(given, wanted["schema"]):
         return 2 / _STEPS, problem
     right = [name for name, value in wanted["arguments"].items() if _same(given[name], value)]
