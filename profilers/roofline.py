@@ -92,7 +92,7 @@ def roofline(window: Window, flops: TokenFlops | None, devices: int | None) -> R
             "the device's ceilings: they are measured when kvtune starts the server itself"
         )
     if not window.weight_bytes or window.kv_bytes_per_token is None:
-        missing.append("the bytes of weights and KV: name the server's checkpoint with --model")
+        missing.append("the bytes of weights and KV: name the checkpoint's directory with --model")
     elif flops is None or devices is None:
         missing.append("the arithmetic of a token: it does not follow from the model's config")
     if window.kv_tokens_per_step is None:

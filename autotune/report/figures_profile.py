@@ -19,39 +19,37 @@ MARGIN_PX = 110
 
 
 def parts_figure(parts: StepParts) -> Figure:
-    """A mean step as one bar."""
-    data = []
-    for name, share in parts.shares.items():
-        length = f"{share:.0%}"
-        if parts.step_s is not None:
-            length = f"{duration(share * parts.step_s)}, {length}"
-        data.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": name,
-                "x": [share],
-                "y": [""],
-                "text": [f"{share:.0%}"],
-                "textposition": "inside",
-                "insidetextanchor": "middle",
-                "textangle": 0,
-                "hovertemplate": f"{name}: {length}<extra></extra>",
-                **({"marker": {"color": PLAIN}} if name == "not told apart" else {}),
-            }
-        )
+    """A mean step, a bar a part, in the order in which they are named."""
+    names = list(parts.shares)
+    lengths = [
+        f"{share:.0%}" if parts.step_s is None else f"{duration(share * parts.step_s)}, {share:.0%}"
+        for share in parts.shares.values()
+    ]
+    data = {
+        "type": "bar",
+        "orientation": "h",
+        "x": list(parts.shares.values()),
+        "y": names,
+        "text": lengths,
+        "textposition": "auto",
+        "textangle": 0,
+        "cliponaxis": False,
+        "marker": {"color": [PLAIN if name == "not told apart" else OURS for name in names]},
+        "hovertemplate": "%{y}: %{text}<extra></extra>",
+    }
     words = ", ".join(f"{name} {share:.0%}" for name, share in parts.shares.items())
     how = "by the step-time model of this server" if parts.is_fitted else "as of an ideal device"
     length = "" if parts.step_s is None else f" of {duration(parts.step_s)}"
     layout = {
-        "barmode": "stack",
-        "xaxis": {"tickformat": ".0%", "range": [0, 1]},
-        "yaxis": {"showticklabels": False},
-        "legend": {"traceorder": "normal"},
-        "margin": {"l": 10, "r": 20, "t": 70, "b": 30},
+        "xaxis": {"tickformat": ".0%", "range": [0, 1.15 * max(parts.shares.values())]},
+        "yaxis": {"autorange": "reversed"},
+        "bargap": 0.3,
     }
     return Figure(
-        f"A mean step{length}.", f"Divided {how}: {words}.", {"data": data, "layout": layout}, 200
+        f"A mean step{length}.",
+        f"Divided {how}: {words}.",
+        {"data": [data], "layout": layout},
+        MARGIN_PX + ROW_PX * len(names),
     )
 
 
@@ -77,11 +75,16 @@ def roofline_figure(found: Roofline) -> Figure | None:
         for work in found.work
     )
     layout = {
-        "xaxis": {"type": "log", "title": {"text": "flop for each byte read"}},
-        "yaxis": {"type": "log", "title": {"text": "flop/s"}, "exponentformat": "SI"},
+        "xaxis": {"type": "log", "dtick": "D2", "title": {"text": "flop for each byte read"}},
+        "yaxis": {
+            "type": "log",
+            "dtick": "D2",
+            "title": {"text": "flop/s"},
+            "exponentformat": "SI",
+        },
         "hovermode": "closest",
         "legend": {"traceorder": "normal"},
-        "margin": {"t": 90},
+        "margin": {"t": 70},
     }
     return Figure(
         "Roofline.",
@@ -170,6 +173,7 @@ def forecasts_figure(told: Sequence[Forecast], what: str) -> Figure | None:
             "categoryorder": "array",
             "categoryarray": [plain(one.lever) for one, _ in known],
         },
+        "barmode": "overlay",
         "bargap": 0.35,
         "showlegend": len(data) > 1,
     }

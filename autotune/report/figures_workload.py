@@ -85,7 +85,7 @@ def reuse_figure(
     ]
     description = "Share of prompt tokens that an unbounded prefix cache would serve."
     if block_tokens in reusable:
-        description += f" The server's own blocks hold {block_tokens} tokens (darker)."
+        description += f" The server's own blocks hold {block_tokens} tokens (the marked bar)."
     if served is not None:
         data.append(
             {
@@ -98,7 +98,7 @@ def reuse_figure(
                 "hovertemplate": "served: %{y:.1%}<extra></extra>",
             }
         )
-        description += f" This server served {served:.1%} of them (dashed)."
+        description += f" This server served {served:.1%} (dashed)."
     layout = {
         "xaxis": {"title": {"text": "tokens in a block"}, "type": "category"},
         "yaxis": {

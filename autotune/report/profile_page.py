@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from kvtune.autotune.forecast.calibrate import GOODPUT
 from kvtune.autotune.report.figures_profile import (
@@ -63,7 +64,13 @@ def profile_page(view: ProfileView) -> Page:
         )
         if part
     )
-    return Page(f"Profile of {profile.model}", subtitle, tuple(sections))
+    return Page(f"Profile of {_short_name(profile.model)}", subtitle, tuple(sections))
+
+
+def _short_name(model: str) -> str:
+    """A model's name; of a directory only the last part, the whole stands below."""
+    path = Path(model)
+    return path.name if path.is_absolute() else model
 
 
 def missing_of(view: ProfileView) -> tuple[str, ...]:
@@ -162,17 +169,19 @@ def _evidence_row(row: Evidence) -> Row:
 def _reuse(view: ProfileView) -> tuple[Block, ...]:
     blocks: list[Block] = []
     use = view.prefix
+    possible = view.workload.reusable.get(view.block_tokens or 0)
     figures = [
         KeyFigure(label, amount(share, "share"), note)
         for label, share, note in (
             ("served from the cache", use.hits, "of the prompt tokens"),
-            ("could be served", use.reusable, "with this server's blocks, by a cache without end"),
+            ("comes again", possible, "in blocks as large as this server's"),
         )
         if share is not None
     ]
     if figures:
         blocks.append(KeyFigures(tuple(figures)))
-    blocks += prefix_notes(view)
+    if notes := prefix_notes(view):
+        blocks.append(Bullets(notes))
     if view.workload.reusable:
         blocks.append(reuse_figure(view.workload.reusable, view.block_tokens, use.hits))
         blocks.append(reuse_table(view.workload, view.block_tokens))
@@ -213,22 +222,35 @@ def _forecasts(told: Sequence[Forecast]) -> tuple[Block, ...]:
     by_lever: dict[str, dict[str, Forecast]] = {}
     for one in told:
         by_lever.setdefault(one.lever, {})[one.metric] = one
+    levers = sorted(by_lever.items(), key=_promise)
     columns = (
         Column("lever"),
         *(Column(title, is_number=True) for title in COLUMNS.values()),
-        Column("because", is_prose=True),
     )
-    rows = tuple(_forecast_row(name, found) for name, found in by_lever.items())
+    rows = tuple(_forecast_row(name, found) for name, found in levers)
+    reasons: dict[str, list[str]] = {}
+    for name, found in levers:
+        reasons.setdefault(found[GOODPUT].reason, []).append(name)
+    because = tuple(Row((", ".join(names), reason)) for reason, names in reasons.items())
     figure = forecasts_figure([one for one in told if one.metric == GOODPUT], "goodput")
-    table = Table("Each as a change from what was measured", columns, rows)
-    return (table,) if figure is None else (figure, table)
+    return (
+        *(() if figure is None else (figure,)),
+        Table("Each as a change from what was measured, with its range", columns, rows),
+        Table("Why", (Column("lever"), Column("because", is_prose=True)), because),
+    )
+
+
+def _promise(lever: tuple[str, dict[str, Forecast]]) -> tuple[bool, float]:
+    """What the engine serves comes first, and what helps goodput most."""
+    goodput = lever[1][GOODPUT]
+    gain = 0.0 if goodput.ratio is None else goodput.ratio.estimate
+    return goodput.served_by == "reference", -gain
 
 
 def _forecast_row(name: str, found: dict[str, Forecast]) -> Row:
     cells = [percent_change(found[metric].ratio) if metric in found else "-" for metric in COLUMNS]
-    about = found.get(GOODPUT) or next(iter(found.values()))
-    unserved: Tone = "muted" if about.served_by == "reference" else ""
-    return Row((name, *cells, about.reason), unserved)
+    unserved: Tone = "muted" if found[GOODPUT].served_by == "reference" else ""
+    return Row((name, *cells), unserved)
 
 
 def _server(profile: Profile) -> tuple[Block, ...]:

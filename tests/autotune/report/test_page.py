@@ -1,6 +1,7 @@
 import json
 import re
 import stat
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,10 @@ def test_a_path_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path, na
         write_page(page("Text."), path)
     assert caught.value.fix
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "taken"]
+
+
+def test_what_pages_are_made_of_ships_with_the_package():
+    root = Path(__file__).parents[3]
+    settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = {file.name for file in (root / "autotune" / "report").glob("page.*")} - {"page.py"}
+    assert set(settings["package-data"]["kvtune.autotune.report"]) == found
