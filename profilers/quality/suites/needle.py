@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from kvtune.profilers.quality.sizes import numbered
 from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Suite, SuitePlan
 from kvtune.profilers.quality.texts import (
     VOCABULARIES,
@@ -95,21 +96,14 @@ class Needle(Suite):
 
 
 def _lengths(plan: SuitePlan, most_tokens: int) -> Iterator[int]:
-    """The length of every item of a category, in order."""
-    number = 0
-    for size, upto, lengths in _STAGES:
-        last = size is plan.size
-        wanted = upto if plan.per_category is None else plan.per_category
-        stop = wanted if last else min(upto, wanted)
-        fitting = [length for length in lengths if _bound(length) <= most_tokens]
-        if not fitting and _bound(lengths[0] // 2) <= most_tokens:
-            fitting = [lengths[0] // 2]
-        while fitting and number < stop:
-            # Every round of depths begins at another length, so that all of them meet.
-            yield fitting[(number % len(DEPTHS) + number // len(DEPTHS)) % len(fitting)]
-            number += 1
-        if last:
+    """The length of every item of a category, in order; none where not even short ones fit."""
+    for number, lengths in numbered(plan, _STAGES):
+        shorter = lengths[0] // 2
+        fitting = [length for length in lengths if _bound(length) <= most_tokens] or [shorter]
+        if _bound(fitting[0]) > most_tokens:
             return
+        # Every round of depths begins at another length, so that all of them meet.
+        yield fitting[(number % len(DEPTHS) + number // len(DEPTHS)) % len(fitting)]
 
 
 def _bound(length_tokens: int) -> int:
