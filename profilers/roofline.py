@@ -167,5 +167,4 @@ def _prefill_tokens_per_s(window: Window) -> float | None:
     tokens = window.prefill_tokens_per_step
     if fitted is None or step_s is None or not tokens or fitted.prefill < PREFILL_LEAST_SHARE:
         return None
-    ratio = predicted_ratio(window) or 0.0
-    return tokens / (fitted.prefill * max(1.0, ratio) * step_s)
+    return tokens / (fitted.prefill * step_s)
