@@ -55,8 +55,9 @@ class Lever:
     """One lever. `arguments` go on top of the baseline's; empty for methods of no engine at hand.
 
     `resident_ratio` is what a sequence takes over what it took, where the arguments do not say it
-    already, and `read_ratio` the time to read a cached token over what it was: least, expected and
-    most. `problem` says why nothing can be forecast.
+    already: from the first token of a prompt, or with `cuts_prompts` once its prompt is computed.
+    `read_ratio` is the time to read a cached token over what it was: least, expected and most.
+    `problem` says why nothing can be forecast.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Lever:
     stack: str = ""
     not_served: str = ""
     resident_ratio: float = 1.0
+    cuts_prompts: bool = False
     read_ratio: tuple[float, float, float] = (1.0, 1.0, 1.0)
     reuses_prefixes: bool = True
     problem: str = ""
@@ -154,14 +156,14 @@ def _method(text: str, cache: ModelCache, mean: History, name: str, not_served: 
         return Lever(name, "", stack=text, not_served=not_served, problem=error.message)
     resident = taken.resident_bytes / full.resident_bytes
     read = taken.read_bytes_per_step / full.read_bytes_per_step
-    # Until then a prompt takes its full size, which is not simulated.
-    cut = " once prompts are cut" if stack.evictors else ""
+    cut = " once a prompt is computed" if stack.evictors else ""
     return Lever(
         name,
         says=f"holds {resident:.0%} and reads {read:.0%} of the bytes{cut}",
         stack=text,
         not_served=not_served,
         resident_ratio=resident,
+        cuts_prompts=bool(stack.evictors),
         read_ratio=_by_bytes(read),
         reuses_prefixes=publish_of(stack) != "never",
     )

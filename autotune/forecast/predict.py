@@ -92,10 +92,7 @@ class Forecaster:
         runs: list[SimulatedRun] = []
         try:
             for draw in self._drawn():
-                cost = replace(
-                    draw.cost,
-                    per_kv_token_s=draw.cost.per_kv_token_s * lever.read_ratio[draw.read],
-                )
+                cost = replace(draw.cost, read_ratio=lever.read_ratio[draw.read])
                 runs.append(self._replay(draw.requests, system, cost))
         except BadInput as error:
             problem = error.message
@@ -105,7 +102,7 @@ class Forecaster:
             lever, self.baseline.system, system, self.calibration, runs[0], ratios, ranges
         )
         found = [
-            self._counted(lever, CAPACITY, "tokens", _tokens, system, reason),
+            self._counted(lever, CAPACITY, "tokens", _capacity, system, reason),
             self._counted(lever, SEQUENCES, "sequences", self._sequences, system, reason),
         ]
         for metric, unit in SIMULATED.items():
@@ -125,11 +122,11 @@ class Forecaster:
             return system_of({**self.context.base_arguments, **lever.arguments}, self.context)
         base = self.baseline.system
         caching = base.limits.prefix_caching and lever.reuses_prefixes
-        return replace(
-            base,
-            blocks=1 + int((base.blocks - 1) / lever.resident_ratio),
-            limits=replace(base.limits, prefix_caching=caching),
-        )
+        limits = replace(base.limits, prefix_caching=caching)
+        if lever.cuts_prompts:
+            return replace(base, limits=limits, kept_ratio=min(lever.resident_ratio, 1.0))
+        blocks = 1 + int((base.blocks - 1) / lever.resident_ratio)
+        return replace(base, limits=limits, blocks=blocks)
 
     def _refused(self, system: System | None) -> str:
         """Why an engine would not start; empty when it would."""
@@ -221,7 +218,7 @@ class Forecaster:
 
     def _sequences(self, system: System) -> float:
         """How many mean sequences run at once."""
-        blocks = math.ceil(self.mean.tokens / system.block_tokens)
+        blocks = math.ceil(self.mean.tokens * system.kept_ratio / system.block_tokens)
         return min((system.blocks - 1) // blocks, system.limits.max_active)
 
     def _blank(self, lever: Lever, metric: str, unit: str, reason: str) -> Forecast:
@@ -236,9 +233,8 @@ class Forecaster:
         )
 
 
-def _tokens(system: System) -> float:
-    """The size of the pool as engines report it."""
-    return system.blocks * system.block_tokens
+def _capacity(system: System) -> float:
+    return system.capacity_tokens
 
 
 def make_forecaster(

@@ -30,7 +30,7 @@ def reason_of(
     """
     seen = calibration.simulated
     facts = []
-    tokens = before.blocks * before.block_tokens, after.blocks * after.block_tokens
+    tokens = before.capacity_tokens, after.capacity_tokens
     if tokens[0] != tokens[1]:
         facts.append(
             f"{_thousands(tokens[0])} to {_thousands(tokens[1])} KV tokens, "
@@ -87,5 +87,5 @@ def _hit_share(done: SimulatedRun) -> float:
     return done.prefix_hits_tokens / max(done.prefix_queries_tokens, 1)
 
 
-def _thousands(tokens: int) -> str:
-    return f"{tokens / 1000:.0f}k" if tokens >= 100_000 else f"{tokens:,}"
+def _thousands(tokens: float) -> str:
+    return f"{tokens / 1000:.0f}k" if tokens >= 100_000 else f"{tokens:,.0f}"

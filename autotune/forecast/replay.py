@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from kvtune.autotune.forecast.evicting import EvictingScheduler
 from kvtune.autotune.forecast.requests import SimulatedRequest
 from kvtune.autotune.forecast.step_cost import StepCost
 from kvtune.engines.simulated import scheduler as engine
@@ -29,11 +30,20 @@ many sent at once the first is computed alone, as with a real server."""
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """An engine as the scheduler sees it: `blocks` blocks, one of them never used, and limits."""
+    """An engine as the scheduler sees it: `blocks` blocks, one of them never used, and limits.
+
+    `kept_ratio` is the share of its tokens that a sequence holds once its prompt is computed.
+    """
 
     blocks: int
     block_tokens: int
     limits: engine.Limits
+    kept_ratio: float = 1.0
+
+    @property
+    def capacity_tokens(self) -> float:
+        """Tokens of sequences that decode for which there is room, as engines report it."""
+        return self.blocks * self.block_tokens / self.kept_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,12 @@ def simulate(
     return _Replay(requests, arrivals, system, cost).run(until_ended or len(requests))
 
 
+def _scheduler(pool: BlockPool, system: System) -> engine.Scheduler:
+    if system.kept_ratio < 1.0:
+        return EvictingScheduler(pool, system.block_tokens, system.limits, system.kept_ratio)
+    return engine.Scheduler(pool, system.block_tokens, system.limits)
+
+
 class _Replay:
     """One simulation: the client, the engine and the clock."""
 
@@ -99,7 +115,7 @@ class _Replay:
         self._system = system
         self._cost = cost
         self._pool = BlockPool(system.blocks, caching=system.limits.prefix_caching)
-        self._scheduler = engine.Scheduler(self._pool, system.block_tokens, system.limits)
+        self._scheduler = _scheduler(self._pool, system)
         self._now_s = 0.0
         self._sent = self._in_flight = 0
         self._slot_free_s = self._arrived_s = 0.0

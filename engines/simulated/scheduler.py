@@ -55,6 +55,11 @@ class Sequence:
         return self.hashes[index]
 
 
+def is_decode(sequence: Sequence, tokens: int) -> bool:
+    """Whether `tokens` more of a sequence are its next output token, and not a part of a prompt."""
+    return tokens == 1 and sequence.computed_tokens >= sequence.prompt_tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the scheduler may do. `long_prefill_tokens` of 0 is no cap on a prompt's chunk."""

@@ -144,6 +144,24 @@ def test_method_of_no_engine_is_a_reference(forecaster_of):
     assert "reference only" in found["goodput_requests_per_s"].reason
 
 
+def test_eviction_is_forecast_with_whole_prompts_first(forecaster_of):
+    forecaster = forecaster_of()
+    lever = found_on(forecaster.context)["snapkv:budget_tokens=400"]
+    kept = lever.resident_ratio
+    assert kept < 1
+    found = by_metric(forecaster, lever)
+    base = forecaster.baseline.system
+    assert found["capacity_tokens"].predicted == pytest.approx(120 * 16 / kept)
+    unpublished = replace(base.limits, prefix_caching=False)
+    cheaper = replace(TRUE, read_ratio=lever.read_ratio[1])
+    after = truth(forecaster, replace(base, limits=unpublished, kept_ratio=kept), cheaper)
+    already_cut = replace(base, limits=unpublished, blocks=int(base.blocks / kept))
+    before = truth(forecaster, base)
+    ratio = found["ttft_p50_s"].ratio.estimate
+    assert ratio == pytest.approx(after["ttft_p50_s"] / before["ttft_p50_s"], rel=0.05)
+    assert ratio > truth(forecaster, already_cut, cheaper)["ttft_p50_s"] / before["ttft_p50_s"]
+
+
 def test_lever_with_a_problem_says_it_for_every_metric(forecaster_of):
     forecaster = forecaster_of()
     lever = lever_of({"enforce-eager": True}, forecaster.context, name="eager", says="")
