@@ -13,13 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kvtune.profilers.quality.texts import most_tokens
 from kvtune.types import Request
 
 ANSWER_TOKENS = 24
 """Long enough for the number and the start of a sentence, too short for a model to ramble."""
-
-LEAST_CHARACTERS_PER_TOKEN = 3
-"""English has four to five; three never calls a prompt shorter than it is."""
 
 LOOP_SHARE = 0.6
 """Share of a text that one repeated 1- to 4-gram may cover before it counts as a loop."""
@@ -175,7 +173,7 @@ def canary_requests(max_model_len_tokens: int | None = None) -> tuple[Request, .
         Request(prompt=prompt, output_tokens=ANSWER_TOKENS)
         for prompt in (story.prompt() for story in _STORIES)
         if max_model_len_tokens is None
-        or len(prompt) / LEAST_CHARACTERS_PER_TOKEN + ANSWER_TOKENS <= max_model_len_tokens
+        or most_tokens(prompt) + ANSWER_TOKENS <= max_model_len_tokens
     )
 
 

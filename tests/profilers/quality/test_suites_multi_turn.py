@@ -1,4 +1,5 @@
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -8,6 +9,7 @@ from kvtune.profilers.quality.suites.multi_turn import MultiTurn
 CATEGORIES = {"after-2", "after-4", "after-8", "second-question"}
 
 
+@cache
 def _items(size=Size.STANDARD, **plan):
     return MultiTurn().items(SuitePlan(size, **plan))
 

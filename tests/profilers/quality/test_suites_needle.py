@@ -1,4 +1,5 @@
 from collections import Counter, defaultdict
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ CATEGORIES = {
 SHARED = {"single", "multi-key", "multi-value", "variable-tracking"}
 
 
+@cache
 def _items(size=Size.STANDARD, **plan):
     return Needle().items(SuitePlan(size, **plan))
 
