@@ -28,7 +28,7 @@ TURNS = (2, 4, 8)
 
 _STAGES: tuple[tuple[Size, int, tuple[int, ...]], ...] = (
     (Size.SCREEN, 4, (300,)),
-    (Size.STANDARD, 30, (300, 600)),
+    (Size.STANDARD, 24, (300, 600)),
     (Size.FULL, 100, (600, 1500, 3000, 6000)),
 )
 """Up to how many items of a category a size has, and how long the texts of those it adds are."""

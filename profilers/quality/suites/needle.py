@@ -37,8 +37,8 @@ CONTEXT_TOKENS = 4096
 LANGUAGES = ("de", "fr", "es", "nl", "pl", "zh")
 
 _STAGES: tuple[tuple[Size, int, tuple[int, ...]], ...] = (
-    (Size.SCREEN, 5, (350, 600)),
-    (Size.STANDARD, 30, (350, 600, 1000, 1600)),
+    (Size.SCREEN, 5, (300, 450)),
+    (Size.STANDARD, 24, (450, 900, 1600)),
     (Size.FULL, 120, (1000, 2000, 4000, 8000, 16000, 32000)),
 )
 """Up to how many items of a category a size has, and how long the ones that it adds are."""
