@@ -11,6 +11,9 @@ from kvtune.profilers.follow import Follower
 from kvtune.profilers.scrape import Scraper
 from kvtune.types import Endpoint, FailureClass, LoadRun
 
+INTERVAL_S = 0.5
+"""Between two readings. One took a vLLM server a few milliseconds of CPU, so a per cent or less."""
+
 GIVE_UP_S = 20.0
 """A server that cannot be read for so long is not waited for."""
 
@@ -19,7 +22,7 @@ async def watch(
     endpoint: Endpoint,
     duration_s: float,
     *,
-    interval_s: float = 0.5,
+    interval_s: float = INTERVAL_S,
     give_up_s: float = GIVE_UP_S,
     on_second: Callable[[float], None] | None = None,
 ) -> LoadRun:
