@@ -22,12 +22,14 @@ Check = Callable[[Parameters, str], bool]
 CHECKS: dict[str, Check] = {}
 """Every kind of instruction with its check."""
 
+_TITLES = frozenset(("mr", "mrs", "ms", "dr", "prof", "st", "sr", "jr", "cf", "vs", "e.g", "i.e"))
+"""What a dot behind never ends a sentence."""
+
 _ABBREVIATIONS = frozenset(
-    {
-        *("mr", "mrs", "ms", "dr", "prof", "st", "sr", "jr", "dept", "est", "inc", "ltd", "co"),
-        *("vs", "etc", "e.g", "i.e", "cf", "fig", "approx", "u.s", "a.m", "p.m"),
-    }
+    ("dept", "est", "inc", "ltd", "co", "etc", "fig", "approx", "u.s", "a.m", "p.m")
 )
+"""What a dot behind ends a sentence only before a capital letter."""
+
 _ENDS = re.compile(r"""[.!?…]+["'”’)\]*_]*(?=\s|$)|[。！？]+[」』”]*""")
 _FENCE = re.compile(r"\A```[a-zA-Z]*\s*\n?(.*?)\n?\s*```\Z", re.DOTALL)
 
@@ -78,13 +80,14 @@ def words(text: str) -> list[str]:
 def sentences(text: str) -> list[str]:
     """Sentences by their end marks; a rest without one is a sentence too.
 
-    A mark ends none after an abbreviation, an initial, a list number, or before a small letter.
+    A dot ends none after an abbreviation, an initial or a list number, and dots end none before a
+    small letter.
     """
     found, start = [], 0
     for end in _ENDS.finditer(text):
         after = text[end.end() :].lstrip()
         if words(text[start : end.start()]) and not (
-            end.group().startswith(".") and _goes_on(text[start : end.start()], after)
+            end.group()[0] in ".…" and _goes_on(text[start : end.start()], end.group(), after)
         ):
             found.append(text[start : end.end()].strip())
             start = end.end()
@@ -93,15 +96,17 @@ def sentences(text: str) -> list[str]:
     return found
 
 
-def _goes_on(before: str, after: str) -> bool:
-    """Whether a sentence goes on after a dot."""
+def _goes_on(before: str, mark: str, after: str) -> bool:
+    """Whether a sentence goes on after a dot or dots."""
     *earlier, last = before.lower().split()
     last = last.lstrip("(\"'“")
     if last == "no":
         return after[:1].isdigit()
+    if last in _ABBREVIATIONS or mark.startswith(("..", "…")):
+        return after[:1].islower()
     initial = len(last) == 1 and last.isalpha() and last != "i"
     list_number = not earlier and last.isdigit()
-    return last in _ABBREVIATIONS or initial or list_number or after[:1].islower()
+    return last in _TITLES or initial or list_number
 
 
 @_kind("words")

@@ -31,28 +31,29 @@ _SMALL_WORDS = {
     "de": """der die das und ist nicht ein eine einen einem einer eines zu von mit für auf den dem
         des im in es sich auch als an war wird wurde sind haben hat ich sie er wir ihr aus bei
         nach über wie oder aber wenn nur noch kann durch zum zur vom sehr dass diese dieser
-        dieses werden man seine ihre unter vor bis mehr gibt liegt waren viele alle""",
-    "en": """the and of to is in that it was for on are with as at be this have from or had by not
+        dieses werden man seine ihre unter vor bis mehr gibt liegt waren viele
+        alle dann dazu da hier habe""",
+    "en": """a the and of to is in that it was for on are with as at be this have from or had by not
         but what all were when we there can an your which their if will each about how up out
         them then she many some so these would other into has more her two like him see could
         no than been its who now my over did down only may after they he his you also where
         while because""",
-    "es": """el la los las de que y en un una es por con no para su se del al lo como más pero sus
+    "es": """a el la los las de que y en un una es por con no para su se del al lo como más pero sus
         le ya o este sí porque esta entre cuando muy sin sobre también me hasta hay donde
         quien desde todo nos durante todos uno les ni contra otros ese eso ante ellos e esto
         mí antes algunos qué unos yo otro fue son está era tiene ha puede ser hace cada""",
-    "fr": """le la les de des du un une et est en que qui dans pour pas ne sur avec il elle au aux
+    "fr": """a à le la les de des du un une et est en que qui dans pour pas ne sur avec il elle au aux
         ce cette ces se son sa ses par plus ou mais comme nous vous ils elles leur leurs je on
         été être était sont ont fait tout très bien aussi même sans sous entre où si y l d c
         qu n s j m""",
-    "it": """il lo la i gli le di che e un una uno è in per con non del della dei delle degli al
+    "it": """a il lo la i gli le di che e un una uno è in per con non del della dei delle degli al
         alla ai nel nella nei sul sulla da dal dalla si come più ma anche sono ha questo
         questa questi suo sua loro era essere ci o se quando molto tra fra ogni tutti dove ho
         lui lei noi perché stato può hanno l d""",
     "nl": """de het een en van in is dat op te zijn met voor niet aan er om ook als dan maar bij
         nog uit door naar heeft had was werd worden wordt deze dit die hij zij ze wij we je ik
         hun haar over tot wel geen kan of veel meer zich onder tegen na al waar toen hebben
-        werden tussen""",
+        werden tussen dan daarna eerst erbij hier""",
     "pl": """i w na z do nie się jest to że o jak po co za od ale przez dla czy przy tak już lub
         oraz tym są być może był była było jego jej ich ten ta te tego tej który która które
         także bardzo gdy bo pod nad ze we jako tylko każdy można ma mają jednak przed między""",
@@ -71,12 +72,14 @@ _LETTERS = {
     "de": "äöüß",
     "es": "ñ¿¡áéíóú",
     "fr": "éèêàçùâîôûœë",
-    "it": "èàùòìé",
+    "it": "èàùòì",
     "nl": "ë",
     "pl": "ąćęłńśźżó",
     "pt": "ãõçáâêéíóúà",
     "sv": "åäö",
 }
+
+_LETTER_OWNERS = Counter("".join(_LETTERS.values()))
 
 LEAST_SHARE = 0.12
 """Share of a text's words that must be small words of its language. Running text has 0.3 to 0.5; a
@@ -127,11 +130,11 @@ def _latin(text: str) -> str | None:
     scores = {}
     for language, small in _LATIN.items():
         hits = [word for word in words if word in small]
-        if len(hits) < LEAST_SHARE * len(words):
-            continue
-        # Words that few languages share say most; a special letter counts like half a word.
-        marks = sum(text.count(letter) for letter in _LETTERS.get(language, ""))
-        scores[language] = sum(1 / _OWNERS[word] for word in hits) + min(0.5 * marks, len(hits))
+        # A special letter counts like half a small word; what few languages share counts most.
+        letters = _LETTERS.get(language, "")
+        marks = sum(text.count(letter) / _LETTER_OWNERS[letter] for letter in letters) / 2
+        if hits and len(hits) + marks >= LEAST_SHARE * len(words):
+            scores[language] = sum(1 / _OWNERS[word] for word in hits) + marks
     ranked = sorted(scores, key=lambda language: -scores[language])
     if not ranked or (len(ranked) > 1 and scores[ranked[0]] < LEAD * scores[ranked[1]]):
         return None

@@ -110,7 +110,7 @@ def load_function(name: str) -> Checker:
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
-        found = getattr(importlib.import_module(module), function, None)
+        found: Any = getattr(importlib.import_module(module), function, None)
     except Exception as error:
         # Importing runs the user's own code, which may fail in any way.
         raise BadInput(f"{module!r} cannot be imported: {type(error).__name__}: {error}") from None
@@ -118,7 +118,8 @@ def load_function(name: str) -> Checker:
         sys.path.remove(here)
     if not callable(found):
         raise BadInput(f"{module!r} has no function {function!r}")
-    return found
+    checker: Checker = found
+    return checker
 
 
 # --- judging

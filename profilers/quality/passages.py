@@ -22,12 +22,14 @@ LEAST_SENTENCES = 4
 class Passage:
     """A text about `subject`, which is a `kind` ("town").
 
-    `words` are nouns of the whole text, the most telling first; each is one word without a capital.
+    `lines` are its sentences, without the first, which says what the subject is. `words` are nouns
+    of the whole text, the most telling first; each is one word without a capital.
     """
 
     kind: str
     subject: str
     text: str
+    lines: tuple[str, ...]
     words: tuple[str, ...]
 
 
@@ -53,12 +55,13 @@ def passage(rng: random.Random, sentences: int = SENTENCES) -> Passage:
     ]
     whole = " ".join(lines)
     nouns = [*frame.words, *(thing.split()[-1] for thing in things if thing in whole)]
-    told = [frame.opening.format(**slots), *lines][: max(1, sentences)]
+    told = [frame.opening.format(**slots), *lines][: max(2, sentences)]
     blocks = [" ".join(told[start : start + 6]) for start in range(0, len(told), 6)]
     return Passage(
         kind=frame.kind,
         subject=subject,
         text="\n\n".join(blocks),
+        lines=tuple(told[1:]),
         words=tuple(dict.fromkeys(nouns)),
     )
 

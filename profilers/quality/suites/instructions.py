@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from kvtune.profilers.quality.canary import broken_output
 from kvtune.profilers.quality.instruction_checks import check
-from kvtune.profilers.quality.instruction_rules import COMBINED, MAKERS, Rule
+from kvtune.profilers.quality.instruction_rules import COMBINED, IN_SYSTEM, MAKERS, Rule
 from kvtune.profilers.quality.passages import Passage, fitting_passage
 from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Suite, SuitePlan
 from kvtune.profilers.quality.texts import seeded
@@ -27,9 +27,6 @@ TASK_TOKENS = 90
 
 ITEMS: Mapping[Size, int] = {Size.SCREEN: 2, Size.STANDARD: 12, Size.FULL: 60}
 """Items of a category."""
-
-SYSTEM_TYPES = ("length", "punctuation", "start-end", "case", "format", "keywords")
-"""What is asked for in the system prompt, in turn."""
 
 
 class Instructions(Suite):
@@ -72,20 +69,19 @@ class Instructions(Suite):
 
 
 def _item(category: str, number: int, page: Passage, seed: int) -> Item:
-    rng = seeded(seed, "instructions", category, number)
-    rules = _rules(category, number, page, rng)
+    rules = _rules(category, number, page, seeded(seed, "instructions", category, number))
     said = " ".join(rule.says for rule in rules)
-    task = rules[0].task
-    messages = [{"role": "user", "content": f"{page.text}\n\n{task} {said}"}]
+    main = rules[0]
+    behind = "" if category == "system" else f" {said}"
+    turns = [("user", f"{page.text}\n\n{main.task}{behind}")]
+    if main.shown:
+        turns += [("assistant", main.shown), ("user", f"{main.again}{behind}")]
     if category == "system":
-        messages = [
-            {"role": "system", "content": f"Follow this rule in every answer: {said}"},
-            {"role": "user", "content": f"{page.text}\n\n{task}"},
-        ]
+        turns = [("system", f"Follow this rule in every answer. {said}"), *turns]
     return Item(
         key=f"{category}-{number}",
         category=category,
-        messages=tuple(messages),
+        messages=tuple({"role": role, "content": content} for role, content in turns),
         output_tokens=OUTPUT_TOKENS,
         check={
             "rules": [
@@ -98,10 +94,11 @@ def _item(category: str, number: int, page: Passage, seed: int) -> Item:
 
 def _rules(category: str, number: int, page: Passage, rng: Random) -> list[Rule]:
     if category == "combined":
-        return [MAKERS[name](rng, page) for name in COMBINED[number % len(COMBINED)]]
-    if category == "system":
-        return [MAKERS[SYSTEM_TYPES[number % len(SYSTEM_TYPES)]](rng, page)]
-    return [MAKERS[category](rng, page)]
+        makers = COMBINED[number % len(COMBINED)]
+    else:
+        in_turn = IN_SYSTEM if category == "system" else MAKERS[category]
+        makers = (in_turn[number % len(in_turn)],)
+    return [make(rng, page) for make in makers]
 
 
 def _followed(item: Item, answer: Answer) -> float:

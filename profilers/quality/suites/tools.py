@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from random import Random
 from typing import Any, ClassVar
 
 from kvtune.profilers.quality.instruction_checks import parse_json
@@ -12,8 +13,8 @@ from kvtune.profilers.quality.texts import most_tokens, seeded
 from kvtune.profilers.quality.tool_words import TOOLS, Tool
 
 OUTPUT_TOKENS = 56
-OFFERED = 8
-"""Tools of an item: their schemas are 500 to 600 tokens, several blocks of a cache."""
+OFFERED = 6
+"""Tools of an item: their schemas are 350 to 450 tokens, several blocks of a cache."""
 
 LEAST_OFFERED = 2
 ITEMS: Mapping[Size, int] = {Size.SCREEN: 3, Size.STANDARD: 30, Size.FULL: 120}
@@ -33,12 +34,12 @@ _STEPS = 4
 class Tools(Suite):
     """Calls of functions.
 
-    `completion` continues a text of requests and calls whose last call is opened, `chat` gives the
-    tools in the system prompt, `shown` also has two turns that show how it is done. A call earns a
-    quarter each for parsing, for the right tool, for arguments that fit its schema, and for the
-    share of values that are right; a later quarter needs the earlier ones. Item n of every category
-    asks for the same call; `chat` and `shown` begin alike, so a server with a prefix cache reads
-    their tools once.
+    `completion` continues a text of requests and calls, one for each tool, whose last call is
+    opened; `chat` gives the tools in the system prompt; `shown` also has a turn for each tool that
+    shows how it is called, with other values. A call earns a quarter each for parsing, for the
+    right tool, for arguments that fit its schema, and for the share of values that are right; a
+    later quarter needs the earlier ones. Item n of every category asks for the same call; `chat`
+    and `shown` begin alike, so a server with a prefix cache reads their tools once.
     """
 
     name = "tools"
@@ -81,9 +82,8 @@ def _item(seed: int, category: str, number: int, offered: int) -> Item:
     rng = seeded(seed, "tools", number)
     asked, *others = rng.sample(TOOLS, OFFERED)
     values = dict(asked.draw(rng))
-    shown = [(tool, dict(tool.draw(rng))) for tool in others[:2]]
-    tools = [asked, *others][:offered]
-    rng.shuffle(tools)
+    tools = rng.sample([asked, *others][:offered], offered)
+    shown = [(tool, _other_values(tool, values if tool is asked else {}, rng)) for tool in tools]
     listed = "\n".join(_listed(tool) for tool in tools)
     request = asked.request.format(**values)
     common: dict[str, Any] = {
@@ -115,6 +115,12 @@ def _item(seed: int, category: str, number: int, offered: int) -> Item:
         ),
         **common,
     )
+
+
+def _other_values(tool: Tool, values: Mapping[str, Any], rng: Random) -> dict[str, Any]:
+    """Values for an example, none of them the one that is asked for where there is a choice."""
+    drawn = [dict(tool.draw(rng)) for _ in range(8)]
+    return min(drawn, key=lambda each: sum(each[name] == value for name, value in values.items()))
 
 
 def _listed(tool: Tool) -> str:

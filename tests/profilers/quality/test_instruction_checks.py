@@ -100,6 +100,8 @@ def test_unknown_kinds_and_relations_are_refused():
         ('He asked: "Why?" She said: "No." Then they left.', 3),
         ("1. Bread is made here.\n2. Cake is sold there.", 2),
         ("It costs 3.50 in all. That is cheap!", 2),
+        ("They met at 5 p.m. in the mill. She left at 6 p.m. He stayed.", 3),
+        ("the mill is old. it is small.", 2),
         ("Wait... what? Yes!!! Good.", 3),
         ("So it was I. Nobody else came.", 2),
         ("犬がいます。猫もいます！", 2),

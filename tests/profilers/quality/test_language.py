@@ -1,6 +1,11 @@
+from random import Random
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvtune.profilers.quality.language import LANGUAGES, detect
+from kvtune.profilers.quality.texts import filler
 
 # One plain sentence or two in each language, of everyday content.
 SAMPLES = {
@@ -47,6 +52,15 @@ def test_what_is_in_no_known_language_is_not_guessed(text):
 def test_the_larger_part_of_a_mixed_text_decides():
     assert detect(SAMPLES["de"] * 4 + " " + SAMPLES["en"]) == "de"
     assert detect(SAMPLES["en"] + " 狗") == "en"
+
+
+@pytest.mark.parametrize("language", ["de", "en", "es", "fr", "nl", "pl", "zh"])
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=40)
+def test_generated_texts_are_told_and_never_taken_for_another_language(language, seed):
+    lines = filler(Random(seed), 300, language)
+    assert detect(" ".join(lines[:3])) == language
+    assert detect(lines[3]) in (language, None)
 
 
 def test_names_and_numbers_do_not_hide_the_language():

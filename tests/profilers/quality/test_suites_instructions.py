@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from kvtune.profilers.quality.instruction_checks import CHECKS
-from kvtune.profilers.quality.instruction_rules import COMBINED, MAKERS
+from kvtune.profilers.quality.instruction_checks import CHECKS, check
+from kvtune.profilers.quality.instruction_rules import COMBINED, IN_SYSTEM, MAKERS
 from kvtune.profilers.quality.passage_words import FRAMES
 from kvtune.profilers.quality.passages import passage
 from kvtune.profilers.quality.suite import Answer, Item, Size, SuitePlan, suites
-from kvtune.profilers.quality.suites.instructions import SYSTEM_TYPES, Instructions
+from kvtune.profilers.quality.suites.instructions import Instructions
 
 SUITE = Instructions()
 PLAN = SuitePlan(per_category=25)
@@ -65,32 +65,70 @@ def test_items_of_a_category_are_about_different_texts_and_those_of_a_number_sha
 
 def test_prompts_span_several_blocks():
     for item in SUITE.items(PLAN):
-        assert len(item.messages[-1]["content"].split()) > 250  # 300 tokens and more
+        told = " ".join(message["content"] for message in item.messages)
+        assert len(told.split()) > 250  # 300 tokens and more
+        assert item.messages[-1]["role"] == "user"
 
 
 def test_rules_in_the_system_prompt_are_not_repeated_behind_the_text():
     for item in SUITE.items(PLAN):
-        if item.category != "system":
-            assert [message["role"] for message in item.messages] == ["user"]
-            continue
-        [rule] = item.check["rules"]
-        assert [message["role"] for message in item.messages] == ["system", "user"]
-        assert rule["says"] in item.messages[0]["content"]
-        assert rule["says"] not in item.messages[1]["content"]
-    assert set(SYSTEM_TYPES) <= set(MAKERS)
+        system, *others = item.messages
+        assert (item.category == "system") == (system["role"] == "system")
+        if item.category == "system":
+            [rule] = item.check["rules"]
+            assert rule["says"] in system["content"]
+            assert not any(rule["says"] in message["content"] for message in others)
 
 
-def test_what_is_checked_is_said():
+def test_what_is_checked_is_said_last():
     for item in SUITE.items(PLAN):
-        told = " ".join(message["content"] for message in item.messages)
+        place = 0 if item.category == "system" else -1
         for rule in item.check["rules"]:
-            assert rule["says"] in told
             assert rule["kind"] in CHECKS
-            for value in rule["parameters"].values():
-                if isinstance(value, int) and value > 2:
-                    assert re.search(rf"\b{value}\b", rule["says"])
+            assert rule["says"] in item.messages[place]["content"]
+            for name, value in rule["parameters"].items():
+                if name in ("count", "word") and value not in (1, 2):
+                    told = item.messages[-1]["content"]
+                    assert re.search(rf"\b{value}\b", f"{rule['says']} {told}")
                 for word in value if isinstance(value, list) else []:
-                    assert f"{word}" in rule["says"]
+                    assert f'"{word}"' in rule["says"]
+
+
+def test_an_answer_that_is_shown_follows_its_instruction():
+    shown = 0
+    for item in SUITE.items(PLAN):
+        [*_, answer, _] = item.messages if len(item.messages) > 2 else [None, None]
+        if answer is None or answer["role"] != "assistant":
+            continue
+        shown += 1
+        [rule] = item.check["rules"]
+        parameters = dict(rule["parameters"])
+        if item.category == "counting":  # another word and number than is asked for
+            word, *others = answer["content"].split()
+            assert {word} == set(others)
+            assert word != parameters["word"]
+            parameters |= {"word": word, "count": len(others) + 1}
+            assert f'"{word}" {len(others) + 1} times' in item.messages[0]["content"]
+        assert check(rule["kind"], parameters, answer["content"])
+    assert shown > 100
+
+
+def test_words_that_are_asked_for_stand_in_one_sentence_of_the_text():
+    for item in SUITE.items(PLAN):
+        if item.category in ("keywords", "order"):
+            [rule] = item.check["rules"]
+            text = item.messages[0]["content"].rpartition("\n\n")[0]
+            lines = re.split(r"(?<=[.?!])\s+", text)
+            assert any(check("order", rule["parameters"], line) for line in lines)
+
+
+def test_kinds_of_a_category_take_turns():
+    for category, makers in {**MAKERS, "system": IN_SYSTEM}.items():
+        own = [item for item in SUITE.items(PLAN) if item.category == category]
+        kinds = [item.check["rules"][0] for item in own[: len(makers)]]
+        assert len({(rule["kind"], rule["says"].partition('"')[0]) for rule in kinds}) == len(
+            makers
+        )
 
 
 def test_checks_can_be_stored():
@@ -108,8 +146,8 @@ def test_items_fit_what_the_model_takes(max_tokens):
 
 
 def test_instructions_that_are_combined_differ():
-    for names in COMBINED:
-        assert len(set(names)) == len(names) >= 2
+    for makers in COMBINED:
+        assert len(set(makers)) == len(makers) >= 2
 
 
 def test_one_of_two_instructions_followed_is_half():
