@@ -69,8 +69,8 @@ def _print_figures(figures: list[QualityFigure]) -> None:
                 OUTCOME_TEXT[figure.outcome],
                 escape(figure.category or "all"),
                 str(figure.items),
-                words.level(figure.baseline, unit),
-                words.level(figure.candidate, unit),
+                words.number(figure.baseline, unit),
+                words.number(figure.candidate, unit),
                 words.change(figure.change, unit),
                 words.span(figure.floor, unit),
             )

@@ -36,6 +36,11 @@ def span(value: Interval | None, unit: str) -> str:
     return f"{_plain(value.low, unit)} to {_plain(value.high, unit)}"
 
 
+def number(value: float, unit: str) -> str:
+    """A figure's value where a heading names its unit."""
+    return level(value, unit) if unit == "share" else digits(value)
+
+
 def unit_of_change(unit: str) -> str:
     """What a change of a figure with this unit counts in."""
     return "points" if unit == "share" else unit
@@ -75,7 +80,7 @@ def _signed(value: float, unit: str) -> str:
 
 def _plain(value: float, unit: str) -> str:
     if unit != "share":
-        return digits(value) if value else "0"
+        return f"{float(f'{value:.2g}'):g}"
     points = 100 * value
     text = f"{points:.0f}" if abs(points) >= 10 else f"{points:.1f}".removesuffix(".0")
     return "0" if text == "-0" else text

@@ -30,9 +30,9 @@ def changes_figure(figures: Sequence[QualityFigure]) -> Figure:
         for figure in figures
     ]
     data: list[dict[str, Any]] = [
-        _marks("noise floor", [figure.floor for figure in figures], names, factor, PLAIN),
+        _marks("noise floor", [figure.floor for figure in figures], names, factor, PLAIN, 9),
         {
-            **_marks("candidate", [figure.change for figure in figures], names, factor, OURS),
+            **_marks("candidate", [figure.change for figure in figures], names, factor, OURS, 2),
             "marker": {
                 "size": 11,
                 "color": [OUTCOME_COLOR[figure.outcome] for figure in figures],
@@ -179,6 +179,7 @@ def _marks(
     names: Sequence[str],
     factor: float,
     color: str,
+    width_px: int,
 ) -> dict[str, Any]:
     known = [(label, found) for label, found in zip(names, intervals, strict=True) if found]
     return {
@@ -194,6 +195,8 @@ def _marks(
             "array": [factor * _above(found) for _, found in known],
             "arrayminus": [factor * _below(found) for _, found in known],
             "color": color,
+            "thickness": width_px,
+            "width": 0,
         },
         "hovertemplate": f"{name}: %{{x:.3g}}<extra></extra>",
     }

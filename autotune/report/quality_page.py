@@ -48,8 +48,9 @@ COLUMNS = (
 def quality_page(report: QualityReport) -> Page:
     """All that a report holds."""
     sections = [Section("Outcome", _outcome(report))]
-    for suite, figures in groupby(report.figures, key=lambda figure: figure.suite):
-        sections.append(Section(suite, _suite(report, suite, list(figures))))
+    for suite in dict.fromkeys(figure.suite for figure in report.figures):
+        figures = [figure for figure in report.figures if figure.suite == suite]
+        sections.append(Section(suite, _suite(report, suite, figures)))
     if report.samples:
         sections.append(Section("Broken answers", _samples(report.samples)))
     sections.append(Section("How it was measured", _measured(report)))

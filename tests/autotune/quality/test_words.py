@@ -36,7 +36,7 @@ def interval(estimate, low=None, high=None):
         (interval(0.333, 0.2, 0.48), "share", "+33 (20 to 48)"),
         (interval(0.0), "share", "0"),
         (interval(-0.0001, -0.0002, 0.0), "share", "0 (0 to 0)"),
-        (interval(0.01234, 0.0, 0.02), "nats", "+0.0123 (0 to 0.02)"),
+        (interval(0.01234, 0.0, 0.02), "nats", "+0.012 (0 to 0.02)"),
         (None, "share", "-"),
     ],
 )

@@ -64,7 +64,7 @@ def point(length, depth=None, candidate=1.0, baseline=1.0, suite="needle"):
 def report(**changes):
     fields = {
         "outcome": "fail",
-        "figures": (figure(), figure(category="", outcome="unclear"), KL),
+        "figures": (figure(), KL, figure(category="", outcome="unclear")),
         "samples": (
             NegativeSample(
                 suite="needle",
