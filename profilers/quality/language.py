@@ -42,8 +42,8 @@ _SMALL_WORDS = {
         le ya o este sí porque esta entre cuando muy sin sobre también me hasta hay donde
         quien desde todo nos durante todos uno les ni contra otros ese eso ante ellos e esto
         mí antes algunos qué unos yo otro fue son está era tiene ha puede ser hace cada""",
-    "fr": """a à le la les de des du un une et est en que qui dans pour pas ne sur avec il elle au aux
-        ce cette ces se son sa ses par plus ou mais comme nous vous ils elles leur leurs je on
+    "fr": """a à le la les de des du un une et est en que qui dans pour pas ne sur avec il elle au
+        aux ce cette ces se son sa ses par plus ou mais comme nous vous ils elles leur leurs je on
         été être était sont ont fait tout très bien aussi même sans sous entre où si y l d c
         qu n s j m""",
     "it": """a il lo la i gli le di che e un una uno è in per con non del della dei delle degli al
