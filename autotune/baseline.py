@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kvtune.autotune.forecast.experience import probed_step_time
 from kvtune.autotune.interrupts import Interrupts
 from kvtune.autotune.profiling import observed_concurrency, profile_baseline
 from kvtune.autotune.reporting import Reporter
@@ -31,9 +32,6 @@ from kvtune.types import (
     Trial,
     WorkloadFingerprint,
 )
-
-ABOUT_THE_START = {"start_kind", "source"}
-"""Fields of an effective configuration that say nothing of how fast the engine is."""
 
 
 @dataclass(slots=True)
@@ -118,20 +116,10 @@ class BaselineLook:
 
     def known_step_time(self, effective: EffectiveConfig | None) -> StepTimeModel | None:
         """The newest model that a probe of the same engine in the same state gave, here."""
-        if effective is None:
-            return None
-        same = effective.model_dump(exclude=ABOUT_THE_START)
-        for row in self.store.profiles():
-            profile, model = row.profile, row.profile.step_time
-            if (
-                model is not None
-                and model.source == "probe"
-                and profile.model == self.study.model
-                and profile.engine == self.study.engine
-                and profile.device is not None
-                and profile.device.key == self.device.key
-                and profile.effective is not None
-                and profile.effective.model_dump(exclude=ABOUT_THE_START) == same
-            ):
-                return model
-        return None
+        return probed_step_time(
+            [row.profile for row in self.store.profiles()],
+            model=self.study.model,
+            engine=self.study.engine,
+            device=self.device,
+            effective=effective,
+        )

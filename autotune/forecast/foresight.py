@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 
+from kvtune.autotune.forecast.experience import experience_of
 from kvtune.autotune.forecast.levers import lever_of
 from kvtune.autotune.forecast.predict import CAPACITY, SIMULATED, Forecaster, make_forecaster
 from kvtune.errors import BadInput
@@ -77,7 +78,14 @@ class Foresight:
         self._baseline = found
         with suppress(BadInput):
             self._forecaster = make_forecaster(
-                requests, self.plan, run, self.study.goal, context, step_time, found.metrics
+                requests,
+                self.plan,
+                run,
+                self.study.goal,
+                context,
+                step_time,
+                found.metrics,
+                experience_of(self.store, self.study.device, self.study.engine),
             )
 
     def tell(self, stack: PolicyStack) -> None:
@@ -85,7 +93,13 @@ class Foresight:
         if self._forecaster is None or not stack.arguments:
             return
         text = describe(stack)
-        lever = lever_of(stack.arguments, self._forecaster.context, name=text, says=f"sets {text}")
+        lever = lever_of(
+            stack.arguments,
+            self._forecaster.context,
+            name=text,
+            says=f"sets {text}",
+            reads=self._forecaster.experience.reads,
+        )
         self.store.save_forecasts(self.subject, self._forecaster.forecast(lever))
 
     def measured(self, trial: Trial, found: Measurement) -> None:

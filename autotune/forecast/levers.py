@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
+from kvtune.autotune.forecast.experience import MeasuredRead
 from kvtune.autotune.forecast.system import MODELLED, pool_bytes, refusal
 from kvtune.errors import BadInput
 from kvtune.policies.base import Context
@@ -35,6 +36,8 @@ FORMATS: Mapping[str, str] = {
 }
 """vLLM's number formats and the methods that account for them."""
 
+UNMEASURED: Mapping[str, MeasuredRead] = {}
+
 FP8_ON_CPU = (0.8, 1.2, 1.5)
 """Time to read a token in 8 bits over that in 16 on a CPU (least, expected, most): the bytes are
 half, and converting them mostly costs more than that saves."""
@@ -57,7 +60,7 @@ class Lever:
     `resident_ratio` is what a sequence takes over what it took, where the arguments do not say it
     already: from the first token of a prompt, or with `cuts_prompts` once its prompt is computed.
     `read_ratio` is the time to read a cached token over what it was: least, expected and most.
-    `problem` says why nothing can be forecast.
+    `read_source` says where that is from, and `problem` why nothing can be forecast.
     """
 
     name: str
@@ -68,32 +71,50 @@ class Lever:
     resident_ratio: float = 1.0
     cuts_prompts: bool = False
     read_ratio: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    read_source: str = ""
     reuses_prefixes: bool = True
     problem: str = ""
 
 
-def lever_of(arguments: Mapping[str, JsonValue], ctx: Context, *, name: str, says: str) -> Lever:
-    """The lever that engine arguments pull on top of the baseline's."""
+def lever_of(
+    arguments: Mapping[str, JsonValue],
+    ctx: Context,
+    *,
+    name: str,
+    says: str,
+    reads: Mapping[str, MeasuredRead] = UNMEASURED,
+) -> Lever:
+    """The lever that engine arguments pull on top of the baseline's.
+
+    `reads` are what trials found of the number formats that they set, by dtype.
+    """
     unknown = sorted(set(arguments) - MODELLED)
     problem = f"{', '.join(unknown)} is not part of the simulation" if unknown else ""
     problem = problem or refusal({**ctx.base_arguments, **arguments}, ctx)
-    return Lever(name, says, arguments, read_ratio=_read_ratio(arguments, ctx), problem=problem)
+    ratio, source = _read_ratio(arguments, ctx, reads)
+    return Lever(name, says, arguments, read_ratio=ratio, read_source=source, problem=problem)
 
 
-def levers(ctx: Context, cache: ModelCache | None, mean: History) -> list[Lever]:
+def levers(
+    ctx: Context,
+    cache: ModelCache | None,
+    mean: History,
+    reads: Mapping[str, MeasuredRead] = UNMEASURED,
+) -> list[Lever]:
     """Every lever for a baseline; those of methods need to know the model's `cache`.
 
-    `mean` is the workload's mean sequence at its end: prompt and generated tokens.
+    `mean` is the workload's mean sequence at its end: prompt and generated tokens. `reads` are as
+    in `lever_of`.
     """
     found = [*_memory(ctx), *_engine(ctx)]
     offload = Lever("kv offload", "keeps blocks on a second tier", problem=OFFLOAD)
     if base_settings(ctx).kv_cache_dtype in FP8:
         # Formulas of methods start from full precision.
-        return [*found, _engine_format("auto", ctx), offload]
+        return [*found, _engine_format("auto", ctx, reads), offload]
     for dtype, stack in FORMATS.items():
         not_served = _refusal_of(dtype, ctx)
         if not not_served:
-            found.append(_engine_format(dtype, ctx))
+            found.append(_engine_format(dtype, ctx, reads))
         elif cache is not None:
             found.append(_method(stack, cache, mean, dtype, not_served))
     if cache is not None:
@@ -141,10 +162,9 @@ def _engine(ctx: Context) -> list[Lever]:
     ]
 
 
-def _engine_format(dtype: str, ctx: Context) -> Lever:
-    return lever_of(
-        {"kv-cache-dtype": dtype}, ctx, name=dtype, says=f"holds keys and values in {dtype}"
-    )
+def _engine_format(dtype: str, ctx: Context, reads: Mapping[str, MeasuredRead]) -> Lever:
+    says = f"holds keys and values in {dtype}"
+    return lever_of({"kv-cache-dtype": dtype}, ctx, name=dtype, says=says, reads=reads)
 
 
 def _method(text: str, cache: ModelCache, mean: History, name: str, not_served: str) -> Lever:
@@ -182,15 +202,25 @@ def _methods(tokens: int) -> list[str]:
     return found
 
 
-def _read_ratio(arguments: Mapping[str, JsonValue], ctx: Context) -> tuple[float, float, float]:
+def _read_ratio(
+    arguments: Mapping[str, JsonValue], ctx: Context, reads: Mapping[str, MeasuredRead]
+) -> tuple[tuple[float, float, float], str]:
+    """Time to read a cached token over what it was, and where that is from."""
     before = settings_of(ctx.base_arguments, ctx).kv_cache_dtype
     after = settings_of({**ctx.base_arguments, **arguments}, ctx).kv_cache_dtype
     if (before in FP8) == (after in FP8):
-        return 1.0, 1.0, 1.0
-    full = before if after in FP8 else after
-    own = DTYPE_BYTES.get(full, ctx.model.dtype_bytes if ctx.model else 2)
-    low, expected, high = FP8_ON_CPU if ctx.platform == "cpu" else _by_bytes(1 / own)
-    return (low, expected, high) if after in FP8 else (1 / high, 1 / expected, 1 / low)
+        return (1.0, 1.0, 1.0), ""
+    small, full = (after, before) if after in FP8 else (before, after)
+    if (known := reads.get(small)) is not None:
+        (low, expected, high), source = known.ratios, f"as {known.trials} trials here found"
+    elif ctx.platform == "cpu":
+        (low, expected, high), source = FP8_ON_CPU, "a guess, no trial here measured it"
+    else:
+        own = DTYPE_BYTES.get(full, ctx.model.dtype_bytes if ctx.model else 2)
+        (low, expected, high), source = _by_bytes(1 / own), "as its bytes"
+    if after in FP8:
+        return (low, expected, high), source
+    return (1 / high, 1 / expected, 1 / low), source
 
 
 def _by_bytes(ratio: float) -> tuple[float, float, float]:

@@ -23,6 +23,7 @@ from kvtune.autotune.forecast.calibrate import (
     Calibration,
     calibrate,
 )
+from kvtune.autotune.forecast.experience import WITHIN, Experience
 from kvtune.autotune.forecast.levers import Lever
 from kvtune.autotune.forecast.reason import reason_of
 from kvtune.autotune.forecast.replay import SimulatedRun, System, simulate
@@ -46,9 +47,6 @@ CUT_TOKENS = 30_000
 """Output tokens after which a simulation ends: a tenth of a second."""
 
 Counted = Callable[[System], float]
-
-WITHIN = 0.8
-"""Share of measurements that are to lie within a range."""
 
 _READS = (1, 1, 1, 0, 2)
 """Which of a lever's read ratios (least, expected, most) goes with the best costs and each end."""
@@ -77,6 +75,7 @@ class Forecaster:
     context: Context
     arguments: Mapping[str, JsonValue]
     mean: History
+    experience: Experience = field(default_factory=Experience)
     _draws: list[_Draw] = field(default_factory=list)
 
     def forecast(self, lever: Lever) -> tuple[Forecast, ...]:
@@ -189,10 +188,16 @@ class Forecaster:
             missed * min(1.0, abs(ratio.estimate - 1)),
         )
         middle = ratio.estimate
+        seen = self.experience.errors.get(metric, 0.0)
         return ratio.model_copy(
             update={
-                "low": max(middle - math.hypot(middle - ratio.low, aside * middle), 0.0),
-                "high": middle + math.hypot(ratio.high - middle, aside * middle),
+                "low": min(
+                    max(middle - math.hypot(middle - ratio.low, aside * middle), 0.0),
+                    middle / (1 + seen),
+                ),
+                "high": max(
+                    middle + math.hypot(ratio.high - middle, aside * middle), middle * (1 + seen)
+                ),
                 "method": f"{ratio.method}, with the noise of two measurements",
             }
         )
@@ -245,10 +250,12 @@ def make_forecaster(
     context: Context,
     step_time: StepTimeModel | None,
     repeats: Mapping[str, Sequence[float]] | None = None,
+    experience: Experience | None = None,
 ) -> Forecaster:
     """Prepare forecasts from a run of `requests`, sent as `plan` says, on the baseline.
 
-    `repeats` are the metrics of all such runs, by name, where there were several.
+    `repeats` are the metrics of all such runs, by name, where there were several. No range is
+    narrower than what `experience` says of its metric.
 
     Raises:
         BadInput: the run or the server says too little to simulate it; the message says what.
@@ -279,4 +286,5 @@ def make_forecaster(
             math.ceil(sum(request.prompt_tokens for request in found) / len(found)),
             math.ceil(outputs / len(found)),
         ),
+        experience=experience or Experience(),
     )

@@ -41,6 +41,7 @@ def reason_of(
         facts.append(
             f"reading KV is {_read_share(calibration):.0%} of a mean decode step, and takes "
             f"{lever.read_ratio[1]:.2g} times as long"
+            + (f" ({lever.read_source})" if lever.read_source else "")
         )
     hits = _hit_share(seen), _hit_share(done)
     if round(hits[0], 2) != round(hits[1], 2):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from kvtune.autotune.forecast.experience import Experience
 from kvtune.autotune.forecast.foresight import subject_key
 from kvtune.autotune.forecast.levers import levers
 from kvtune.autotune.forecast.predict import make_forecaster
@@ -39,11 +40,13 @@ def forecasts_of(
     *,
     model: str | None,
     arguments: Mapping[str, JsonValue],
+    experience: Experience | None = None,
 ) -> Told:
     """Forecast every lever from a profile and the `run` of `requests` behind it.
 
     `model` is the checkpoint on this disk, if it is known, and `arguments` the engine arguments of
-    the server. A server that kvtune did not start is taken to run on a device like the one here.
+    the server. `experience` is that of its device. A server that kvtune did not start is taken to
+    run on a device like the one here.
     """
     context = Context(
         engine=profile.engine or _unknown_engine(profile),
@@ -64,10 +67,13 @@ def forecasts_of(
         goal=goal,
     )
     try:
-        forecaster = make_forecaster(requests, plan, run, goal, context, profile.step_time)
+        forecaster = make_forecaster(
+            requests, plan, run, goal, context, profile.step_time, experience=experience
+        )
     except BadInput as error:
         return Told(subject, (), error.message)
-    known = levers(forecaster.context, _cache(model), forecaster.mean)
+    reads = forecaster.experience.reads
+    known = levers(forecaster.context, _cache(model), forecaster.mean, reads)
     return Told(subject, tuple(told for lever in known for told in forecaster.forecast(lever)))
 
 

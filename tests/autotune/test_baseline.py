@@ -5,22 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from contracts.decoding import cells
 from contracts.landscape import Recorder, workload
 
+from kvtune.autotune import baseline
 from kvtune.autotune.limits import Budget
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.profilers.load.client import ClosedLoop
-from kvtune.profilers.measure import LoadPlan
+from kvtune.profilers.measure import UNKNOWN_VOCAB_SIZE, LoadPlan
+from kvtune.profilers.probe import ProbeResult
+from kvtune.profilers.step_gaps import join, observations
 from kvtune.types import Harm, Interval, Outcome, StepTimeModel
 
-STEP_S, TOKEN_S = 0.003, 0.0002
+COSTS = {"fixed_s": 0.04, "per_sequence_s": 0.001, "per_kv_token_s": 3e-6}
+CELLS = [(1, 64, 20), (2, 64, 20), (8, 64, 20), (4, 500, 20), (4, 1500, 20)] * 2
 BASE = {
     "max-model-len": 512,
     "max-num-seqs": 4,
-    "simulate-noise": 0,
     "kv-cache-memory-bytes": 256 << 20,
-    "simulate-step-s": STEP_S,
-    "simulate-token-s": TOKEN_S,
 }
 PLAN = LoadPlan(ClosedLoop(4), warmup_requests=0)
 PROBED = Budget(trials=1, confirm_rounds=2, probe_s=5.0)
@@ -33,8 +35,8 @@ def part(value):
 
 MODEL = StepTimeModel(
     source="probe",
-    fixed_s=part(STEP_S),
-    per_sequence_s=part(TOKEN_S),
+    fixed_s=part(0.04),
+    per_sequence_s=part(0.001),
     per_kv_token_s=part(1e-6),
     observations=9,
     error_share=0.0,
@@ -48,7 +50,7 @@ def search(tuning_on):
         tuning = tuning_on(
             base=base or BASE,
             plan=PLAN,
-            engine=SimulatedEngine(),
+            engine=SimulatedEngine({"simulate-time-scale": 0.1}),
             reporter=reporter,
             on=on or workload(tuned=4, heldout=2),
             max_harm=Harm.LOSSLESS,
@@ -63,14 +65,37 @@ def said(reporter, start):
     return [note for note in reporter.notes if note.startswith(start)]
 
 
-def test_search_probes_its_baseline_and_says_what_that_takes(search, store):
+@pytest.fixture
+def probes(monkeypatch):
+    """What the probe was asked for; it answers at once with steps whose costs are known."""
+    asked = []
+
+    async def probe(endpoint, effective, *, budget_s, should_stop, **options):
+        assert should_stop() is None, "the server is still there"
+        asked.append((budget_s, options["resets_cache"], options["vocab_size"]))
+        seen = [observations(run, blocks=1) for run in cells(CELLS, **COSTS)]
+        return ProbeResult(join(seen), len(seen), 9, 100, 50, 3.2, ("a note",))
+
+    monkeypatch.setattr(baseline, "probe", probe)
+    return asked
+
+
+def test_search_probes_its_baseline_and_says_what_that_takes(search, store, probes):
     tuning, reporter = search(budget=PROBED)
     assert tuning.run().outcome is Outcome.KEEP_BASELINE
+    assert probes == [(5.0, True, UNKNOWN_VOCAB_SIZE)], "once, and not in the confirmation"
     (row,) = store.profiles()
-    model = row.profile.step_time
-    assert model.source == "probe"
-    assert model.per_sequence_s.low <= TOKEN_S <= model.per_sequence_s.high
+    assert row.profile.step_time.source == "probe"
+    assert row.profile.step_time.fixed_s.estimate == pytest.approx(0.04, rel=1e-3)
+    assert row.profile.warnings == ("a note",)
     assert said(reporter, "probing decode steps: at most 5 s")
+    assert said(reporter, "the probe took 3 s")
+
+
+def test_probe_of_a_server_ends_with_it_idle_and_the_search_goes_on(search, store):
+    tuning, reporter = search(budget=replace(PROBED, probe_s=0.6))
+    assert tuning.run().outcome is Outcome.KEEP_BASELINE
+    assert tuning.look.probed.requests > 0
     assert said(reporter, "the probe took")
     assert store.trial(tuning.study, 0).measurement.requests_per_repeat == 4
 
