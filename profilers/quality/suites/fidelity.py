@@ -45,11 +45,11 @@ KL_LIMIT_NATS = 0.02
 """By Pinsker's inequality two distributions that far apart differ by at most 0.1 in total
 variation: no more than one token in ten would be sampled otherwise. On SmolLM2-135M, vLLM 0.32 on
 CPU, bfloat16 differs from itself by under 0.0005 with other chunk sizes, fp8 by 0.01 to 0.017, and
-a broken format by 7 to 10."""
+a broken format (int8_per_token_head) by 2.5."""
 
 TOP1_LIMIT = 0.85
 """A guard against large changes only, because near ties flip without harm: with fp8 on the same
-server 0.91 to 0.97 of tokens agree, with a broken format 0.01 to 0.06."""
+server 0.91 to 0.97 of tokens agree, with that broken format 0.01 to 0.06."""
 
 LOG_PERPLEXITY_LIMIT_NATS = 0.05
 """A perplexity that is a twentieth higher."""
