@@ -1,10 +1,11 @@
 """Ask a running server the items of quality suites, over its OpenAI-compatible API.
 
 Texts to score go through vLLM's `prompt_logprobs`. A server reads what its KV cache stores while it
-processes a prompt, not only while it decodes: attention gets the cache and its block table in both
-(vLLM 0.32; measured on its CPU backend, where a text scores the same whether its prompt is
-processed at once or in chunks). So scores show what a KV format does to values. They do not show
-what is dropped once the prompt is complete: that takes answers, as the other suites ask for.
+processes a prompt, not only while it decodes: attention is given the cache and its block table in
+both. Measured on vLLM 0.32's CPU backend: fp8 and a broken format show alike in scores of a prompt
+that is processed at once and in chunks of 256. So scores show what a KV format does to values. They
+do not show what is dropped once the prompt is complete: that takes answers, as other suites ask
+for.
 """
 
 from __future__ import annotations
