@@ -54,10 +54,14 @@ class MeasuredRead:
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """By metric, the share of a told ratio within which most measured ones were; reads by dtype."""
+    """By metric, the share of a told ratio within which most measured ones were; reads by dtype.
+
+    `copy_bytes_per_s` is the device's ceiling: bytes read and written.
+    """
 
     errors: Mapping[str, float] = field(default_factory=dict)
     reads: Mapping[str, MeasuredRead] = field(default_factory=dict)
+    copy_bytes_per_s: float | None = None
 
 
 def experience_of(store: Store, device: Device, engine: EngineInfo) -> Experience:
@@ -65,11 +69,11 @@ def experience_of(store: Store, device: Device, engine: EngineInfo) -> Experienc
     names = [
         one.name for one in store.studies() if one.device.key == device.key and one.engine == engine
     ]
-    if not names:
-        return Experience()
+    ceilings = store.ceilings(device.key)
+    copy_bytes_per_s = None if ceilings is None else ceilings.copy_bytes_per_s
     known = set(names)
     outcomes = [told for told in store.forecasts() if told.study in known]
-    return Experience(errors_of(outcomes), _reads(store, names))
+    return Experience(errors_of(outcomes), _reads(store, names), copy_bytes_per_s)
 
 
 def errors_of(outcomes: Sequence[Forecast]) -> dict[str, float]:

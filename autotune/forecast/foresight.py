@@ -98,7 +98,7 @@ class Foresight:
             self._forecaster.context,
             name=text,
             says=f"sets {text}",
-            reads=self._forecaster.experience.reads,
+            experience=self._forecaster.experience,
         )
         self.store.save_forecasts(self.subject, self._forecaster.forecast(lever))
 

@@ -5,12 +5,13 @@ Bytes of methods are those of `kvtune plan`, for the workload's mean sequence at
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
-from kvtune.autotune.forecast.experience import MeasuredRead
+from kvtune.autotune.forecast.experience import Experience, MeasuredRead
 from kvtune.autotune.forecast.system import MODELLED, pool_bytes, refusal
 from kvtune.errors import BadInput
 from kvtune.policies.base import Context
@@ -36,7 +37,7 @@ FORMATS: Mapping[str, str] = {
 }
 """vLLM's number formats and the methods that account for them."""
 
-UNMEASURED: Mapping[str, MeasuredRead] = {}
+NOTHING_KNOWN = Experience()
 
 FP8_ON_CPU = (0.8, 1.2, 1.5)
 """Time to read a token in 8 bits over that in 16 on a CPU (least, expected, most): the bytes are
@@ -47,10 +48,13 @@ BUDGET_SHARES = (0.5, 0.25)
 
 QUEST_PAGE_TOKENS = 16
 NOT_SERVED = "no engine at hand serves it"
-OFFLOAD = (
-    "what a second tier would give back depends on its speed and on what comes back, which the "
-    "simulation does not know yet"
-)
+OFFLOAD = "kv-offloading-size"
+OFFLOAD_TIMES = 4
+"""Size of the second tier that is forecast, in pools."""
+
+LINK_BYTES_PER_S = (10e9, 20e9, 50e9)
+"""How fast blocks come back to a GPU (least, expected, most): a link of 16 lanes moves 32 GB/s by
+PCIe 4.0 and 64 by 5.0, and copies of many blocks do not reach that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,8 @@ class Lever:
     `resident_ratio` is what a sequence takes over what it took, where the arguments do not say it
     already: from the first token of a prompt, or with `cuts_prompts` once its prompt is computed.
     `read_ratio` is the time to read a cached token over what it was: least, expected and most.
-    `read_source` says where that is from, and `problem` why nothing can be forecast.
+    `read_source` says where that is from. `load_bytes_per_s` is how fast a second tier gives back
+    what it holds, and `problem` says why nothing can be forecast.
     """
 
     name: str
@@ -72,6 +77,7 @@ class Lever:
     cuts_prompts: bool = False
     read_ratio: tuple[float, float, float] = (1.0, 1.0, 1.0)
     read_source: str = ""
+    load_bytes_per_s: tuple[float, float, float] | None = None
     reuses_prefixes: bool = True
     problem: str = ""
 
@@ -82,39 +88,49 @@ def lever_of(
     *,
     name: str,
     says: str,
-    reads: Mapping[str, MeasuredRead] = UNMEASURED,
+    experience: Experience = NOTHING_KNOWN,
 ) -> Lever:
     """The lever that engine arguments pull on top of the baseline's.
 
-    `reads` are what trials found of the number formats that they set, by dtype.
+    `experience` is that of the device.
     """
     unknown = sorted(set(arguments) - MODELLED)
     problem = f"{', '.join(unknown)} is not part of the simulation" if unknown else ""
+    if arguments.get(OFFLOAD) and ctx.platform == "cpu":
+        problem = "vLLM offloads KV to the memory that a CPU computes in on no CPU"
     problem = problem or refusal({**ctx.base_arguments, **arguments}, ctx)
-    ratio, source = _read_ratio(arguments, ctx, reads)
-    return Lever(name, says, arguments, read_ratio=ratio, read_source=source, problem=problem)
+    ratio, source = _read_ratio(arguments, ctx, experience.reads)
+    return Lever(
+        name,
+        says,
+        arguments,
+        read_ratio=ratio,
+        read_source=source,
+        load_bytes_per_s=_load_bytes_per_s(experience) if arguments.get(OFFLOAD) else None,
+        problem=problem,
+    )
 
 
 def levers(
     ctx: Context,
     cache: ModelCache | None,
     mean: History,
-    reads: Mapping[str, MeasuredRead] = UNMEASURED,
+    experience: Experience = NOTHING_KNOWN,
 ) -> list[Lever]:
     """Every lever for a baseline; those of methods need to know the model's `cache`.
 
-    `mean` is the workload's mean sequence at its end: prompt and generated tokens. `reads` are as
-    in `lever_of`.
+    `mean` is the workload's mean sequence at its end: prompt and generated tokens. `experience`
+    is that of the device.
     """
     found = [*_memory(ctx), *_engine(ctx)]
-    offload = Lever("kv offload", "keeps blocks on a second tier", problem=OFFLOAD)
+    offload = _offload(ctx, experience)
     if base_settings(ctx).kv_cache_dtype in FP8:
         # Formulas of methods start from full precision.
-        return [*found, _engine_format("auto", ctx, reads), offload]
+        return [*found, _engine_format("auto", ctx, experience), offload]
     for dtype, stack in FORMATS.items():
         not_served = _refusal_of(dtype, ctx)
         if not not_served:
-            found.append(_engine_format(dtype, ctx, reads))
+            found.append(_engine_format(dtype, ctx, experience))
         elif cache is not None:
             found.append(_method(stack, cache, mean, dtype, not_served))
     if cache is not None:
@@ -162,9 +178,26 @@ def _engine(ctx: Context) -> list[Lever]:
     ]
 
 
-def _engine_format(dtype: str, ctx: Context, reads: Mapping[str, MeasuredRead]) -> Lever:
+def _engine_format(dtype: str, ctx: Context, experience: Experience) -> Lever:
     says = f"holds keys and values in {dtype}"
-    return lever_of({"kv-cache-dtype": dtype}, ctx, name=dtype, says=says, reads=reads)
+    arguments: dict[str, JsonValue] = {"kv-cache-dtype": dtype}
+    return lever_of(arguments, ctx, name=dtype, says=says, experience=experience)
+
+
+def _offload(ctx: Context, experience: Experience) -> Lever:
+    memory = pool_bytes(ctx)
+    if memory is None:
+        return Lever("kv offload", "", problem="the size of the pool is not known")
+    size_gib = round(OFFLOAD_TIMES * memory / (1 << 30), 2)
+    says = f"keeps blocks of prompts in {size_gib:g} GiB of host memory"
+    return lever_of({OFFLOAD: size_gib}, ctx, name="kv offload", says=says, experience=experience)
+
+
+def _load_bytes_per_s(experience: Experience) -> tuple[float, float, float]:
+    """Nothing is copied faster than memory is read and written on the device."""
+    most = experience.copy_bytes_per_s or math.inf
+    low, expected, high = (min(speed, most / 2) for speed in LINK_BYTES_PER_S)
+    return low, expected, high
 
 
 def _method(text: str, cache: ModelCache, mean: History, name: str, not_served: str) -> Lever:

@@ -29,7 +29,7 @@ from kvtune.autotune.forecast.reason import reason_of
 from kvtune.autotune.forecast.replay import SimulatedRun, System, simulate
 from kvtune.autotune.forecast.requests import SimulatedRequest, shuffled, simulated_requests
 from kvtune.autotune.forecast.step_cost import StepCost
-from kvtune.autotune.forecast.system import as_reported, system_of
+from kvtune.autotune.forecast.system import as_reported, system_of, token_bytes
 from kvtune.errors import BadInput
 from kvtune.policies.base import Context
 from kvtune.policies.method import History
@@ -92,7 +92,8 @@ class Forecaster:
         try:
             for draw in self._drawn():
                 cost = replace(draw.cost, read_ratio=lever.read_ratio[draw.read])
-                runs.append(self._replay(draw.requests, system, cost))
+                loading = self._loading(lever, system, draw.read)
+                runs.append(self._replay(draw.requests, loading, cost))
         except BadInput as error:
             problem = error.message
         ratios = {metric: self._ratio(metric, runs) for metric in SIMULATED if not problem}
@@ -126,6 +127,14 @@ class Forecaster:
             return replace(base, limits=limits, kept_ratio=min(lever.resident_ratio, 1.0))
         blocks = 1 + int((base.blocks - 1) / lever.resident_ratio)
         return replace(base, limits=limits, blocks=blocks)
+
+    def _loading(self, lever: Lever, system: System, read: int) -> System:
+        """The engine with what a second tier takes to give a token back."""
+        each = token_bytes(self.context)
+        if lever.load_bytes_per_s is None or each is None:
+            return system
+        # Reads are dearest where loads are slowest.
+        return replace(system, load_token_s=each / lever.load_bytes_per_s[2 - read])
 
     def _refused(self, system: System | None) -> str:
         """Why an engine would not start; empty when it would."""

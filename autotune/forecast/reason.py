@@ -43,6 +43,8 @@ def reason_of(
             f"{lever.read_ratio[1]:.2g} times as long"
             + (f" ({lever.read_source})" if lever.read_source else "")
         )
+    if lever.load_bytes_per_s is not None:
+        facts.append(f"what it gives back comes at {lever.load_bytes_per_s[1] / 1e9:.0f} GB/s")
     hits = _hit_share(seen), _hit_share(done)
     if round(hits[0], 2) != round(hits[1], 2):
         facts.append(f"{hits[0]:.0%} to {hits[1]:.0%} of prompt tokens come from the cache")

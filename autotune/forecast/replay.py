@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from kvtune.autotune.forecast.evicting import EvictingScheduler
+from kvtune.autotune.forecast.offloading import OffloadingScheduler
 from kvtune.autotune.forecast.requests import SimulatedRequest
 from kvtune.autotune.forecast.step_cost import StepCost
 from kvtune.engines.simulated import scheduler as engine
@@ -32,13 +33,16 @@ many sent at once the first is computed alone, as with a real server."""
 class System:
     """An engine as the scheduler sees it: `blocks` blocks, one of them never used, and limits.
 
-    `kept_ratio` is the share of its tokens that a sequence holds once its prompt is computed.
+    `kept_ratio` is the share of its tokens that a sequence holds once its prompt is computed. With
+    `tier_blocks` there is a second tier, from which a token comes back in `load_token_s`.
     """
 
     blocks: int
     block_tokens: int
     limits: engine.Limits
     kept_ratio: float = 1.0
+    tier_blocks: int = 0
+    load_token_s: float = 0.0
 
     @property
     def capacity_tokens(self) -> float:
@@ -97,6 +101,8 @@ def simulate(
 def _scheduler(pool: BlockPool, system: System) -> engine.Scheduler:
     if system.kept_ratio < 1.0:
         return EvictingScheduler(pool, system.block_tokens, system.limits, system.kept_ratio)
+    if system.tier_blocks:
+        return OffloadingScheduler(pool, system.block_tokens, system.limits, system.tier_blocks)
     return engine.Scheduler(pool, system.block_tokens, system.limits)
 
 
@@ -131,13 +137,15 @@ class _Replay:
     def run(self, ended: int) -> SimulatedRun:
         while len(self._records) < ended:
             self._receive()
+            before_tokens = self._loaded_tokens
             step = self._scheduler.schedule(self._now_s)
+            loaded_tokens = self._loaded_tokens - before_tokens
             self._peak_usage = max(self._peak_usage, self._pool.usage)
             if not step.chunks:
                 # Whoever was thrown out starts over in the next round, where everyone fits alone.
                 continue
             self._note(step)
-            self._now_s += self._cost.duration_s(step)
+            self._now_s += self._cost.duration_s(step) + loaded_tokens * self._system.load_token_s
             for sequence in self._scheduler.complete(step, self._now_s):
                 self._serve(sequence)
         steps = self._decoding
@@ -153,6 +161,11 @@ class _Replay:
             mean_resident_tokens=fmean(tokens for _, tokens in steps) if steps else 0.0,
             prefill_s=fmean(self._prefills_s) if self._prefills_s else 0.0,
         )
+
+    @property
+    def _loaded_tokens(self) -> int:
+        scheduler = self._scheduler
+        return scheduler.loaded_tokens if isinstance(scheduler, OffloadingScheduler) else 0
 
     def _receive(self) -> None:
         """Send what is due, and queue what has arrived; an idle engine waits for the next one."""

@@ -20,6 +20,7 @@ MODELLED = frozenset(
         "enable-prefix-caching",
         "kv-cache-dtype",
         "kv-cache-memory-bytes",
+        "kv-offloading-size",
         "long-prefill-token-threshold",
         "max-num-active-seqs",
         "max-num-batched-tokens",
@@ -64,6 +65,7 @@ def system_of(arguments: Mapping[str, JsonValue], ctx: Context) -> System | None
     if pool is None:
         return None
     watermark = arguments.get("watermark")
+    tier, block_bytes = arguments.get("kv-offloading-size"), _block_bytes(pool, arguments, ctx)
     return System(
         blocks=pool.blocks,
         block_tokens=pool.block_tokens,
@@ -76,7 +78,26 @@ def system_of(arguments: Mapping[str, JsonValue], ctx: Context) -> System | None
             watermark_ratio=float(watermark) if isinstance(watermark, int | float) else 0.0,
             prefix_caching=now.prefix_caching,
         ),
+        tier_blocks=int(tier * (1 << 30) / block_bytes)
+        if isinstance(tier, int | float) and block_bytes
+        else 0,
     )
+
+
+def token_bytes(ctx: Context) -> float | None:
+    """Bytes of the pool a token of it, on the baseline; None where nothing says it."""
+    seen, memory = ctx.baseline, pool_bytes(ctx)
+    if seen is None or memory is None or not seen.num_gpu_blocks or not seen.block_size_tokens:
+        return None
+    return memory / (seen.num_gpu_blocks * seen.block_size_tokens)
+
+
+def _block_bytes(pool: Pool, arguments: Mapping[str, JsonValue], ctx: Context) -> float | None:
+    each = token_bytes(ctx)
+    if each is None:
+        return None
+    larger = _element_bytes(arguments, ctx) / _element_bytes(ctx.base_arguments, ctx)
+    return each * larger * pool.block_tokens
 
 
 def pool_bytes(ctx: Context) -> int | None:

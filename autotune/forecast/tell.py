@@ -72,8 +72,7 @@ def forecasts_of(
         )
     except BadInput as error:
         return Told(subject, (), error.message)
-    reads = forecaster.experience.reads
-    known = levers(forecaster.context, _cache(model), forecaster.mean, reads)
+    known = levers(forecaster.context, _cache(model), forecaster.mean, forecaster.experience)
     return Told(subject, tuple(told for lever in known for told in forecaster.forecast(lever)))
 
 

@@ -114,7 +114,8 @@ def test_no_range_is_narrower_than_earlier_errors(some_requests, model_of):
 def test_measured_reads_replace_a_guess_and_the_reason_says_so():
     ctx = context(CPU, block_tokens=32)
     reads = {"fp8": MeasuredRead((0.9, 1.0, 1.1), 3)}
-    lever = lever_of({"kv-cache-dtype": "fp8"}, ctx, name="fp8", says="", reads=reads)
+    known = Experience(reads=reads)
+    lever = lever_of({"kv-cache-dtype": "fp8"}, ctx, name="fp8", says="", experience=known)
     assert lever.read_ratio == (0.9, 1.0, 1.1)
     assert lever.read_source == "as 3 trials here found"
     assert "guess" in found_on(ctx)["fp8"].read_source
@@ -147,6 +148,9 @@ class _History:
             for number, arguments in enumerate(({}, {"kv-cache-dtype": "fp8"}))
         ]
 
+    def ceilings(self, device):
+        return SimpleNamespace(copy_bytes_per_s=7e9) if device == CPU.key else None
+
     def studies(self):
         return [self._study]
 
@@ -171,5 +175,6 @@ def test_studies_of_the_device_tell_reads_and_errors(records_of, model_of):
     assert found.reads["fp8"].ratios[1] == pytest.approx(1.3, rel=0.05)
     assert found.reads["fp8"].trials == 1
     assert found.errors[GOODPUT] == pytest.approx(0.1)
+    assert found.copy_bytes_per_s == 7e9
     elsewhere = experience_of(history, GPU, engine)
-    assert (elsewhere.reads, elsewhere.errors) == ({}, {})
+    assert elsewhere == Experience()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from contracts.forecast_baseline import CPU, TOKEN_BYTES, context, found_on
 
+from kvtune.autotune.forecast.experience import Experience
 from kvtune.autotune.forecast.levers import lever_of
 from kvtune.autotune.forecast.system import as_reported, system_of
 
@@ -107,8 +108,20 @@ def test_eviction_holds_less_and_quest_only_reads_less():
     assert quest.read_ratio[1] < 0.7
 
 
-def test_offload_is_named_but_not_forecast():
-    assert "second tier" in found_on(context())["kv offload"].problem
+def test_offload_is_a_second_tier_of_four_pools_on_a_gpu():
+    ctx = context(blocks=20_000)
+    lever = found_on(ctx)["kv offload"]
+    assert lever.problem == ""
+    system = system_with(ctx, lever)
+    assert system.blocks == 20_000
+    assert system.tier_blocks == pytest.approx(80_000, rel=0.01)
+    assert lever.load_bytes_per_s == (10e9, 20e9, 50e9)
+    slow = lever_of(lever.arguments, ctx, name="", says="", experience=Experience({}, {}, 30e9))
+    assert slow.load_bytes_per_s == (10e9, 15e9, 15e9)
+
+
+def test_offload_on_a_cpu_is_refused_with_the_reason():
+    assert "on no CPU" in found_on(context(CPU, block_tokens=32))["kv offload"].problem
 
 
 def test_baseline_in_8_bits_may_go_back_to_full_precision():
