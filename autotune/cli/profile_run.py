@@ -191,13 +191,25 @@ def told_of(
     reporter: TerminalReporter,
 ) -> tuple[Forecast, ...]:
     """What each lever would change; kept until a search measures it."""
+    from kvtune.autotune.forecast.experience import experience_of
     from kvtune.autotune.forecast.tell import forecasts_of
 
     if load is None:
         return ()
     reporter.note("forecasting what each lever would change")
-    requests, plan = load.workload.requests, load.plan
-    told = forecasts_of(profile, run, requests, plan, goal, model=model, arguments=arguments)
+    experience = None
+    if profile.device is not None and profile.engine is not None:
+        experience = experience_of(history, profile.device, profile.engine)
+    told = forecasts_of(
+        profile,
+        run,
+        load.workload.requests,
+        load.plan,
+        goal,
+        model=model,
+        arguments=arguments,
+        experience=experience,
+    )
     if told.missing:
         reporter.note(f"nothing is forecast: {told.missing}")
     history.save_forecasts(told.subject, told.forecasts)
