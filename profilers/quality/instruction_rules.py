@@ -7,13 +7,14 @@ always or never followed shows no loss. What such a model does not understand by
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from kvtune.profilers.quality.instruction_checks import words
+from kvtune.profilers.quality.instruction_checks import check, words
 from kvtune.profilers.quality.language import LANGUAGES, detect
 from kvtune.profilers.quality.passages import Passage
 from kvtune.profilers.quality.texts import filler
@@ -23,24 +24,36 @@ ENDS = ("That is all.", "The end.", "Thank you.", "Good night.", "See you soon."
 SPOKEN = ("de", "es", "fr", "nl", "pl")
 FACT = "Tell me one fact from the text."
 ANOTHER = "Tell me another fact from the text."
-LONG_LETTERS = 5
-"""Words with so many letters carry a sentence's meaning."""
+QUOTE = "Write one sentence from the text."
+QUOTED = 3
+"""Sentences that are found before one is asked for."""
+
+TELLING_LETTERS = 4
+"""Words with so many letters tell one sentence from another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A task and an instruction that was given before, and an answer that follows."""
+
+    task: str
+    says: str
+    answer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What is to be written, and an instruction on how, as both are said.
 
-    `kind` and `parameters` are those of `instruction_checks.check`. With `shown`, an answer that
-    follows, the instruction is given twice: first with `task` and this answer, then with `again`.
+    `kind` and `parameters` are those of `instruction_checks.check`. `shown` are earlier turns: each
+    a task with its instruction, and an answer that follows.
     """
 
     task: str
     says: str
     kind: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    shown: str = ""
-    again: str = ""
+    shown: tuple[Shown, ...] = ()
 
 
 Maker = Callable[[random.Random, Passage], Rule]
@@ -90,38 +103,38 @@ def only_json(rng: random.Random, page: Passage) -> Rule:
     """One JSON object and nothing else."""
     key = rng.choice(("fact", "text", "answer"))
     says = f'Write only a JSON object with the key "{key}".'
-    return _shown(
-        rng, page, Rule(FACT, says, "json", {"keys": [key]}), lambda line: _as_json(key, line)
-    )
-
-
-def _as_json(key: str, line: str) -> str:
-    return json.dumps({key: line}, ensure_ascii=False)
+    told = _telling(rng, page, says, lambda line: json.dumps({key: line}, ensure_ascii=False))
+    return Rule(kind="json", parameters={"keys": [key]}, **told)
 
 
 def keywords(rng: random.Random, page: Passage) -> Rule:
     """Words that have to be used; one sentence of the text has them."""
-    first, second = _two_words(rng, page)
-    says = f'Use the words "{first}" and "{second}".'
-    return Rule("Write one sentence from the text.", says, "keywords", {"words": [first, second]})
+    return _quoting(rng, page, 'Use the words "{0}" and "{1}".', "keywords")
 
 
 def order(rng: random.Random, page: Passage) -> Rule:
     """One word before another, as in one sentence of the text."""
-    first, second = _two_words(rng, page)
-    says = f'First comes the word "{first}", and later the word "{second}".'
-    return Rule("Write one sentence from the text.", says, "order", {"words": [first, second]})
+    return _quoting(rng, page, 'First comes the word "{0}", later the word "{1}".', "order")
 
 
-def _two_words(rng: random.Random, page: Passage) -> tuple[str, str]:
-    lines = [
-        long
-        for line in page.lines
-        if len(long := [word for word in words(line)[1:] if len(word) >= LONG_LETTERS]) >= 2
-    ]
-    found = rng.choice(lines)
-    at = rng.randrange(len(found) - 1)
-    return found[at].lower(), found[at + 1].lower()
+def _quoting(rng: random.Random, page: Passage, says: str, kind: str) -> Rule:
+    """The sentence of the text is wanted that alone has two words, which stand side by side."""
+    lines = rng.sample(page.lines, len(page.lines))
+    asked, *before = [(pair, line) for line in lines if (pair := _pair(page, line))][: QUOTED + 1]
+    shown = [Shown(QUOTE, says.format(*pair), line) for pair, line in before]
+    return Rule(QUOTE, says.format(*asked[0]), kind, {"words": asked[0]}, tuple(shown))
+
+
+def _pair(page: Passage, line: str) -> list[str] | None:
+    for pair in itertools.pairwise(words(line)[1:]):
+        wanted = [word.lower() for word in pair]
+        if (
+            min(map(len, wanted)) >= TELLING_LETTERS
+            and check("order", {"words": wanted}, line)
+            and sum(check("keywords", {"words": wanted}, other) for other in page.lines) == 1
+        ):
+            return wanted
+    return None
 
 
 def forbidden(rng: random.Random, page: Passage) -> Rule:
@@ -133,13 +146,14 @@ def forbidden(rng: random.Random, page: Passage) -> Rule:
 
 def upper(rng: random.Random, page: Passage) -> Rule:
     """Only capital letters."""
-    return _shown(rng, page, Rule(FACT, "Write ONLY IN CAPITAL LETTERS.", "upper"), str.upper)
+    says = "Write ONLY IN CAPITAL LETTERS."
+    return Rule(kind="upper", **_telling(rng, page, says, str.upper, times=3))
 
 
 def lower(rng: random.Random, page: Passage) -> Rule:
     """No capital letters."""
-    rule = Rule(FACT, "write only in small letters, without capitals.", "lower")
-    return _shown(rng, page, rule, str.lower)
+    says = "write only in small letters, without capitals."
+    return Rule(kind="lower", **_telling(rng, page, says, str.lower, times=3))
 
 
 def no_commas(rng: random.Random, page: Passage) -> Rule:
@@ -149,21 +163,17 @@ def no_commas(rng: random.Random, page: Passage) -> Rule:
 
 def quoted(rng: random.Random, page: Passage) -> Rule:
     """Quotation marks around everything."""
-    rule = Rule(FACT, "Put your whole answer in double quotation marks.", "quoted")
-    return _shown(rng, page, rule, lambda line: f'"{line}"')
+    says = "Put your whole answer in double quotation marks."
+    return Rule(kind="quoted", **_telling(rng, page, says, lambda line: f'"{line}"', times=2))
 
 
 def language(rng: random.Random, page: Passage) -> Rule:
     """An answer in another language than the text's."""
     code = rng.choice(SPOKEN)
-    return Rule(
-        "Make up a sentence.",
-        f"Write it in {LANGUAGES[code]}.",
-        "language",
-        {"language": code},
-        shown=next(line for line in filler(rng, 400, code) if detect(line) == code),
-        again="Make up another sentence.",
-    )
+    says = f"Write it in {LANGUAGES[code]}."
+    told = [line for line in filler(rng, 400, code) if detect(line) == code]
+    shown = Shown("Make up a sentence.", says, told[0])
+    return Rule("Make up another sentence.", says, "language", {"language": code}, (shown,))
 
 
 def start(rng: random.Random, page: Passage) -> Rule:
@@ -175,26 +185,35 @@ def start(rng: random.Random, page: Passage) -> Rule:
 def end(rng: random.Random, page: Passage) -> Rule:
     """A phrase to end with."""
     phrase = rng.choice(ENDS)
-    rule = Rule(FACT, f'End your answer with "{phrase}"', "end", {"phrase": phrase})
-    return _shown(rng, page, rule, lambda line: f"{line} {phrase}")
+    says = f'End your answer with "{phrase}"'
+    told = _telling(rng, page, says, lambda line: f"{line} {phrase}", times=2)
+    return Rule(kind="end", parameters={"phrase": phrase}, **told)
 
 
 def counting(rng: random.Random, page: Passage) -> Rule:
     """A word so many times, and nothing else."""
-    shown, asked = rng.sample(page.words, 2)
-    before, count = rng.sample(range(2, 7), 2)
+    asked, *others = rng.sample(page.words, 4)
+    count, *counts = rng.sample(range(2, 7), 4)
+    task, says = 'Write the word "{0}" {1} times.', "Write nothing else."
     return Rule(
-        f'Write the word "{shown}" {before} times.',
-        "Write nothing else.",
+        task.format(asked, count),
+        says,
         "keyword-count",
         {"word": asked, "relation": "exactly", "count": count},
-        shown=" ".join([shown] * before),
-        again=f'Write the word "{asked}" {count} times.',
+        tuple(
+            Shown(task.format(word, times), says, " ".join([word] * times))
+            for word, times in zip(others, counts, strict=True)
+        ),
     )
 
 
-def _shown(rng: random.Random, page: Passage, rule: Rule, follow: Callable[[str], str]) -> Rule:
-    return replace(rule, shown=follow(rng.choice(page.lines)), again=ANOTHER)
+def _telling(
+    rng: random.Random, page: Passage, says: str, follow: Callable[[str], str], times: int = 1
+) -> dict[str, Any]:
+    """Task, instruction and earlier turns of "tell me a fact", with answers made by `follow`."""
+    lines = rng.sample(page.lines, times)
+    shown = [Shown(ANOTHER if at else FACT, says, follow(line)) for at, line in enumerate(lines)]
+    return {"task": ANOTHER, "says": says, "shown": tuple(shown)}
 
 
 def _one(page: Passage) -> str:

@@ -15,7 +15,7 @@ from kvtune.profilers.quality.texts import most_tokens, seeded
 SENTENCES = 31
 """Sentences of a passage: 400 to 500 tokens for common tokenizers."""
 
-LEAST_SENTENCES = 4
+LEAST_SENTENCES = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ OUTPUT_TOKENS = 56
 CHAT_TOKENS = 40
 """What a chat template and a model's own system prompt may add."""
 
-TASK_TOKENS = 90
-"""The longest task with three instructions."""
+TASK_TOKENS = 220
+"""The longest task with all that is shown before it."""
 
 ITEMS: Mapping[Size, int] = {Size.SCREEN: 2, Size.STANDARD: 12, Size.FULL: 60}
 """Items of a category."""
@@ -72,12 +72,14 @@ def _item(category: str, number: int, page: Passage, seed: int) -> Item:
     rules = _rules(category, number, page, seeded(seed, "instructions", category, number))
     said = " ".join(rule.says for rule in rules)
     main = rules[0]
-    behind = "" if category == "system" else f" {said}"
-    turns = [("user", f"{page.text}\n\n{main.task}{behind}")]
-    if main.shown:
-        turns += [("assistant", main.shown), ("user", f"{main.again}{behind}")]
-    if category == "system":
-        turns = [("system", f"Follow this rule in every answer. {said}"), *turns]
+    system = category == "system"
+    asked = [*((turn.task, turn.says) for turn in main.shown), (main.task, said)]
+    tasks = [task if system else f"{task} {says}" for task, says in asked]
+    tasks[0] = f"{page.text}\n\n{tasks[0]}"
+    turns = [("system", f"Follow this rule in every answer. {said}")] if system else []
+    for task, turn in zip(tasks, main.shown, strict=False):
+        turns += [("user", task), ("assistant", turn.answer)]
+    turns.append(("user", tasks[-1]))
     return Item(
         key=f"{category}-{number}",
         category=category,

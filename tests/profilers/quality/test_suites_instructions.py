@@ -6,7 +6,7 @@ import re
 import pytest
 
 from kvtune.profilers.quality.instruction_checks import CHECKS, check
-from kvtune.profilers.quality.instruction_rules import COMBINED, IN_SYSTEM, MAKERS
+from kvtune.profilers.quality.instruction_rules import COMBINED, IN_SYSTEM, MAKERS, keywords, order
 from kvtune.profilers.quality.passage_words import FRAMES
 from kvtune.profilers.quality.passages import passage
 from kvtune.profilers.quality.suite import Answer, Item, Size, SuitePlan, suites
@@ -14,6 +14,8 @@ from kvtune.profilers.quality.suites.instructions import Instructions
 
 SUITE = Instructions()
 PLAN = SuitePlan(per_category=25)
+PAGES = [passage(random.Random(seed)) for seed in range(25)]
+SINGLE = [make for makers in MAKERS.values() for make in makers]
 
 
 def said(text: str) -> Answer:
@@ -94,23 +96,30 @@ def test_what_is_checked_is_said_last():
                     assert f'"{word}"' in rule["says"]
 
 
-def test_an_answer_that_is_shown_follows_its_instruction():
-    shown = 0
-    for item in SUITE.items(PLAN):
-        [*_, answer, _] = item.messages if len(item.messages) > 2 else [None, None]
-        if answer is None or answer["role"] != "assistant":
-            continue
-        shown += 1
-        [rule] = item.check["rules"]
-        parameters = dict(rule["parameters"])
-        if item.category == "counting":  # another word and number than is asked for
-            word, *others = answer["content"].split()
-            assert {word} == set(others)
-            assert word != parameters["word"]
-            parameters |= {"word": word, "count": len(others) + 1}
-            assert f'"{word}" {len(others) + 1} times' in item.messages[0]["content"]
-        assert check(rule["kind"], parameters, answer["content"])
-    assert shown > 100
+def test_answers_that_are_shown_follow_their_instruction():
+    rules = [make(random.Random(n), PAGES[n]) for n in range(25) for make in SINGLE]
+    assert sum(bool(rule.shown) for rule in rules) > 200
+    for rule in rules:
+        for turn in rule.shown:
+            told = f"{turn.task} {turn.says}"
+            parameters = dict(rule.parameters)
+            if "word" in parameters:
+                word, *others = turn.answer.split()
+                assert {word, *others} == {word}
+                assert f'"{word}" {len(others) + 1} times' in told
+                assert (word, len(others) + 1) != (parameters["word"], parameters["count"])
+                parameters |= {"word": word, "count": len(others) + 1}
+            if "words" in parameters:
+                assert turn.says != rule.says
+                parameters["words"] = re.findall(r'"(\w+)"', turn.says)
+            assert check(rule.kind, parameters, turn.answer)
+
+
+def test_what_was_shown_is_not_the_answer():
+    for number in range(25):
+        for make in (keywords, order):
+            rule = make(random.Random(number), PAGES[number])
+            assert not any(check(rule.kind, rule.parameters, turn.answer) for turn in rule.shown)
 
 
 def test_words_that_are_asked_for_stand_in_one_sentence_of_the_text():
@@ -136,7 +145,7 @@ def test_checks_can_be_stored():
         assert json.loads(json.dumps(item.check)) == item.check
 
 
-@pytest.mark.parametrize("max_tokens", [200, 400, 900])
+@pytest.mark.parametrize("max_tokens", [200, 620, 900])
 def test_items_fit_what_the_model_takes(max_tokens):
     items = SUITE.items(SuitePlan(per_category=3, max_tokens=max_tokens))
     for item in items:
