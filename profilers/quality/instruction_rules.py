@@ -120,7 +120,8 @@ def order(rng: random.Random, page: Passage) -> Rule:
 def _quoting(rng: random.Random, page: Passage, says: str, kind: str) -> Rule:
     """The sentence of the text is wanted that alone has two words, which stand side by side."""
     lines = rng.sample(page.lines, len(page.lines))
-    asked, *before = [(pair, line) for line in lines if (pair := _pair(page, line))][: QUOTED + 1]
+    found = ((pair, line) for line in lines if (pair := _pair(page, line)))
+    asked, *before = itertools.islice(found, QUOTED + 1)
     shown = [Shown(QUOTE, says.format(*pair), line) for pair, line in before]
     return Rule(QUOTE, says.format(*asked[0]), kind, {"words": asked[0]}, tuple(shown))
 

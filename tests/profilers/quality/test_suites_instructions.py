@@ -14,6 +14,7 @@ from kvtune.profilers.quality.suites.instructions import Instructions
 
 SUITE = Instructions()
 PLAN = SuitePlan(per_category=25)
+ITEMS = SUITE.items(PLAN)
 PAGES = [passage(random.Random(seed)) for seed in range(25)]
 SINGLE = [make for makers in MAKERS.values() for make in makers]
 
@@ -51,13 +52,13 @@ def test_a_larger_size_extends_a_smaller_one():
 
 
 def test_every_type_has_a_category_and_keys_are_unique():
-    items = SUITE.items(PLAN)
+    items = ITEMS
     assert {item.category for item in items} == {*MAKERS, "combined", "system"}
     assert len({item.key for item in items}) == len(items) == 25 * (len(MAKERS) + 2)
 
 
 def test_items_of_a_category_are_about_different_texts_and_those_of_a_number_share_one():
-    items = [item for item in SUITE.items(PLAN) if item.category != "system"]
+    items = [item for item in ITEMS if item.category != "system"]
     texts = {item.key: item.messages[0]["content"].rpartition("\n\n")[0] for item in items}
     for category in MAKERS:
         own = [text for key, text in texts.items() if key.startswith(f"{category}-")]
@@ -66,14 +67,14 @@ def test_items_of_a_category_are_about_different_texts_and_those_of_a_number_sha
 
 
 def test_prompts_span_several_blocks():
-    for item in SUITE.items(PLAN):
+    for item in ITEMS:
         told = " ".join(message["content"] for message in item.messages)
         assert len(told.split()) > 250  # 300 tokens and more
         assert item.messages[-1]["role"] == "user"
 
 
 def test_rules_in_the_system_prompt_are_not_repeated_behind_the_text():
-    for item in SUITE.items(PLAN):
+    for item in ITEMS:
         system, *others = item.messages
         assert (item.category == "system") == (system["role"] == "system")
         if item.category == "system":
@@ -83,7 +84,7 @@ def test_rules_in_the_system_prompt_are_not_repeated_behind_the_text():
 
 
 def test_what_is_checked_is_said_last():
-    for item in SUITE.items(PLAN):
+    for item in ITEMS:
         place = 0 if item.category == "system" else -1
         for rule in item.check["rules"]:
             assert rule["kind"] in CHECKS
@@ -123,7 +124,7 @@ def test_what_was_shown_is_not_the_answer():
 
 
 def test_words_that_are_asked_for_stand_in_one_sentence_of_the_text():
-    for item in SUITE.items(PLAN):
+    for item in ITEMS:
         if item.category in ("keywords", "order"):
             [rule] = item.check["rules"]
             text = item.messages[0]["content"].rpartition("\n\n")[0]
@@ -133,7 +134,7 @@ def test_words_that_are_asked_for_stand_in_one_sentence_of_the_text():
 
 def test_kinds_of_a_category_take_turns():
     for category, makers in {**MAKERS, "system": IN_SYSTEM}.items():
-        own = [item for item in SUITE.items(PLAN) if item.category == category]
+        own = [item for item in ITEMS if item.category == category]
         kinds = [item.check["rules"][0] for item in own[: len(makers)]]
         assert len({(rule["kind"], rule["says"].partition('"')[0]) for rule in kinds}) == len(
             makers
