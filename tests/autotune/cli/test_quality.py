@@ -2,6 +2,9 @@
 
 import pytest
 
+from kvtune.engines.base import ServerSpec
+from kvtune.engines.simulated.engine import SimulatedEngine
+
 SHORT = ("--engine-args", "--simulate-time-scale 0.02")
 SIMULATED = ("quality", "--engine", "simulated", "--model", "org/tiny", "--size", "screen", *SHORT)
 NEEDLE = ("--suite", "needle", "--limit", "needle/single >= -40pt", "--items", "30")
@@ -58,6 +61,20 @@ def test_scores_that_the_server_does_not_give_leave_the_suite_unjudged(kvtune):
 def test_a_server_that_crashes_is_an_engine_failure(kvtune):
     done = kvtune(*SIMULATED, *NEEDLE, "--candidate", "--simulate-crash-after-requests 3", code=3)
     assert "error:" in done.err
+
+
+def test_running_servers_are_compared_and_go_on_running(kvtune, tmp_path):
+    def launch(name, **arguments):
+        spec = ServerSpec("org/tiny", arguments={"simulate-time-scale": 0.02, **arguments})
+        return SimulatedEngine().launch(spec, log_path=tmp_path / name)
+
+    with launch("a") as good, launch("b", **{"simulate-broken-output": True}) as bad:
+        words = ("quality", "--size", "screen", *NEEDLE, "--url-baseline", good.endpoint.url)
+        kvtune(*words, "--url-candidate", good.endpoint.url)
+        done = kvtune(*words, "--url-candidate", bad.endpoint.url, code=1)
+        assert good.failure() is None
+        assert bad.failure() is None
+    assert bad.endpoint.url in "".join(done.out.split())
 
 
 @pytest.mark.parametrize(
