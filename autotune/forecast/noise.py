@@ -16,6 +16,10 @@ from kvtune.profilers.metrics.base import measure
 from kvtune.types import Goal, LoadRun
 
 STRETCHES = 4
+BETWEEN_SERVERS = 0.03
+"""Between two servers with the same arguments, minutes apart, which no single run shows: 1% on a
+quiet machine, 5% for goodput and 13% for a step on one that others used too."""
+
 LEAST_REQUESTS = 4
 """In a stretch, so that its figures mean something."""
 
@@ -29,15 +33,13 @@ def noise_of(
 ) -> dict[str, float]:
     """Standard deviation of what is measured under each name, as a share of it.
 
-    The larger one of that over `repeats` and over stretches of the run. A name without any of them
-    is left out.
+    The larger one of that over `repeats` and over stretches of the run, and what servers differ by.
     """
     by_stretch = _by_stretch(measured, simulated, goal)
     found = {}
     for name in names:
         known = [*_of_repeats(repeats.get(name, ())), *_of_stretches(name, by_stretch)]
-        if known:
-            found[name] = max(known)
+        found[name] = math.hypot(max(known, default=0.0), BETWEEN_SERVERS)
     return found
 
 
