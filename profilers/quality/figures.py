@@ -74,11 +74,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Whether a limit holds, and why."""
+    """Whether a limit holds, and why. Without anything to lose, no number of items tells."""
 
     outcome: Literal["pass", "fail", "unclear"]
     because: str
     items_needed: int | None = None
+    has_something_to_lose: bool = True
 
 
 class Evidence(ABC):
@@ -161,6 +162,7 @@ class Difference(Evidence):
                 "unclear",
                 f"not informative: the baseline itself scores {_level(self.metric, self.baseline)} "
                 f"on {_items(self.items)}, so there is nothing to lose",
+                has_something_to_lose=False,
             )
         if adjusted <= SIGNIFICANT and self._worse_than_floor <= SIGNIFICANT:
             surely = "" if high is None else f"at least {_change(self.metric, -high)} worse, "

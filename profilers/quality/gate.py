@@ -4,7 +4,8 @@ A pass needs every figure that counts to pass, so each is tested at 5% by itself
 one figure that fails, so all p-values of a report are corrected together (Holm): a baseline
 against itself fails in at most 5% of reports. By default each category counts with its suite's
 headline metric and its levels; given limits, what they name counts and nothing else, besides broken
-outputs. All items of a suite together (category "") count when a limit names them ("mean-..."), and
+outputs. A category in which the baseline has nothing to lose counts only when a limit names it. All
+items of a suite together (category "") count when a limit names them ("mean-..."), and
 when they fail: a mean that lost more than the limit proves that some category did. They are taken
 as independent; where categories ask about the same texts, their interval is a little too narrow.
 """
@@ -107,7 +108,8 @@ def _judged(
             if case.suite in spoiled
             else case.evidence.rule(probability, len(cases))
         )
-        judged.append((_figure(case, ruling), case.counts))
+        asked = ruling.has_something_to_lose or limits
+        judged.append((_figure(case, ruling), case.counts if asked else _Counts.NEVER))
     return judged
 
 

@@ -120,6 +120,13 @@ def test_baseline_that_gets_nothing_right_is_not_informative():
     assert figure.items_needed is None
 
 
+def test_category_with_nothing_to_lose_decides_only_when_a_limit_names_it():
+    found = [*rows(changed(0, 0, 60)), *rows([(0.0, 0.0)] * 60, category="hard")]
+    assert report(found).outcome == "pass"
+    assert report(found, [Limit("needle", RECALL, 0.05)]).outcome == "unclear"
+    assert report(rows([(0.0, 0.0)] * 60)).outcome == "unclear"
+
+
 def test_a_baseline_that_leaks_all_has_nothing_to_lose_either():
     assert judged([(1.0, 1.0)] * 80, LEAK).because.startswith("not informative")
     assert judged([(0.0, 0.0)] * 80, LEAK).outcome == "pass"
