@@ -18,6 +18,7 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -213,9 +214,10 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--show", action="store_true", help="print what the two see differently")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     asked = parser.parse_args()
     public = public_checks()
-    total = 0
+    figures: dict[str, dict[str, int]] = {}
     print(f"{'kind':20}{'agree':>8}{'ours':>8}{'public':>8}   of {asked.answers} answers")
     for kind, name in TYPES.items():
         agree = mine = other = 0
@@ -230,9 +232,12 @@ def main() -> None:
             agree, mine, other = agree + (left == right), mine + left, other + right
             if asked.show and left != right:
                 print(f"  {kind} {ours}: ours {left}, public {right}: {text[:400]!r}")
-        total += agree
+        figures[kind] = {"agree": agree, "ours": mine, "public": other}
         print(f"{kind:20}{agree:8}{mine:8}{other:8}")
+    total = sum(each["agree"] for each in figures.values())
     print(f"{'all':20}{total / (len(TYPES) * asked.answers):8.2%}")
+    if asked.json:
+        asked.json.write_text(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":
