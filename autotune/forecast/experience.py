@@ -31,7 +31,7 @@ WITHIN = 0.8
 
 LEAST_OUTCOMES = 5
 MOST_TRIALS = 5
-"""Trials of a format that are looked at, the newest first."""
+"""Trials of a format that are looked at in a study."""
 
 LEAST_SPREAD = 0.15
 """How far a ratio of reads may be off at least, as a share of it: it is a small difference of times
@@ -174,14 +174,21 @@ def _reads(store: Store, studies: Sequence[str]) -> dict[str, MeasuredRead]:
         )
         if model is None or "kv-cache-dtype" in base.trial.arguments:
             continue
-        for row in rows.values():
+        plain = _records(store, base)
+        by_dtype: dict[str | None, list[float]] = {}
+        for number, row in sorted(rows.items()):
             dtype = row.trial.stack.arguments.get("kv-cache-dtype")
-            if not isinstance(dtype, str) or len(found.get(dtype, ())) >= MOST_TRIALS:
+            known = by_dtype.setdefault(dtype if isinstance(dtype, str) else None, [])
+            if number == 0 or len(known) >= MOST_TRIALS:
                 continue
-            ratio = read_ratio(model, _records(store, base), _records(store, row))
-            if ratio is not None:
-                found.setdefault(dtype, []).append(ratio)
-    return {dtype: measured_read(ratios) for dtype, ratios in found.items()}
+            if (ratio := read_ratio(model, plain, _records(store, row))) is not None:
+                known.append(ratio)
+        # Trials that read as the baseline does show how much slower the machine was meanwhile.
+        same = median(by_dtype.pop(None) or [1.0])
+        for dtype, ratios in by_dtype.items():
+            if isinstance(dtype, str) and same > 0:
+                found.setdefault(dtype, []).extend(ratio / same for ratio in ratios)
+    return {dtype: measured_read(ratios) for dtype, ratios in found.items() if ratios}
 
 
 def _records(store: Store, row: TrialRow) -> Sequence[RequestRecord]:

@@ -122,10 +122,13 @@ def test_measured_reads_replace_a_guess_and_the_reason_says_so():
 
 
 class _History:
-    """A history of one study: a baseline with a probed model, and a trial with 8-bit KV."""
+    """A history of one study: its baseline, a trial with 8-bit KV, and one with other blocks.
 
-    def __init__(self, plain, changed, model, device, engine):
-        self._records = {0: [plain], 1: [changed]}
+    The baseline has a probed model.
+    """
+
+    def __init__(self, runs, model, device, engine):
+        self._records = {number: [run] for number, run in enumerate(runs)}
         self._study = SimpleNamespace(name="s", model="m", engine=engine, device=device)
         effective = EffectiveConfig(num_gpu_blocks=400)
         self.forecasts = lambda: [told(1.0, 1.1, study=name) for name in ("s", "other") * 5]
@@ -145,7 +148,7 @@ class _History:
                     arguments=arguments, stack=SimpleNamespace(arguments=arguments)
                 ),
             )
-            for number, arguments in enumerate(({}, {"kv-cache-dtype": "fp8"}))
+            for number, arguments in enumerate(({}, {"kv-cache-dtype": "fp8"}, {"block-size": 32}))
         ]
 
     def ceilings(self, device):
@@ -168,11 +171,13 @@ class _History:
 
 
 def test_studies_of_the_device_tell_reads_and_errors(records_of, model_of):
-    changed = records_of(replace(TRUE, read_ratio=1.3))
+    # The machine became a tenth slower after the baseline.
+    later = TRUE.slower(1.1)
+    runs = records_of(TRUE), records_of(replace(later, read_ratio=1.3)), records_of(later)
     engine = context().engine
-    history = _History(records_of(TRUE), changed, model_of(TRUE), CPU, engine)
+    history = _History(runs, model_of(TRUE), CPU, engine)
     found = experience_of(history, CPU, engine)
-    assert found.reads["fp8"].ratios[1] == pytest.approx(1.3, rel=0.05)
+    assert found.reads["fp8"].ratios[1] == pytest.approx(1.3, rel=0.06)
     assert found.reads["fp8"].trials == 1
     assert found.errors[GOODPUT] == pytest.approx(0.1)
     assert found.copy_bytes_per_s == 7e9
