@@ -24,6 +24,7 @@ ENDS = ("That is all.", "The end.", "Thank you.", "Good night.", "See you soon."
 SPOKEN = ("de", "es", "fr", "nl", "pl")
 FACT = "Tell me one fact from the text."
 ANOTHER = "Tell me another fact from the text."
+COUNT = "Write only what is asked for."
 QUOTE = "Write one sentence from the text."
 QUOTED = 3
 """Sentences that are found before one is asked for."""
@@ -195,14 +196,14 @@ def counting(rng: random.Random, page: Passage) -> Rule:
     """A word so many times, and nothing else."""
     asked, *others = rng.sample(page.words, 4)
     count, *counts = rng.sample(range(2, 7), 4)
-    task, says = 'Write the word "{0}" {1} times.', "Write nothing else."
+    says = 'Write the word "{0}" {1} times.'
     return Rule(
-        task.format(asked, count),
-        says,
+        COUNT,
+        says.format(asked, count),
         "keyword-count",
         {"word": asked, "relation": "exactly", "count": count},
         tuple(
-            Shown(task.format(word, times), says, " ".join([word] * times))
+            Shown(COUNT, says.format(word, times), " ".join([word] * times))
             for word, times in zip(others, counts, strict=True)
         ),
     )

@@ -18,7 +18,7 @@ from kvtune.profilers.quality.passages import Passage, fitting_passage
 from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Suite, SuitePlan
 from kvtune.profilers.quality.texts import seeded
 
-OUTPUT_TOKENS = 56
+OUTPUT_TOKENS = 48
 CHAT_TOKENS = 40
 """What a chat template and a model's own system prompt may add."""
 
