@@ -7,7 +7,7 @@ the wordings and the checks are our own.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar
 
@@ -70,20 +70,13 @@ class Instructions(Suite):
 
 def _item(category: str, number: int, page: Passage, seed: int) -> Item:
     rules = _rules(category, number, page, seeded(seed, "instructions", category, number))
-    said = " ".join(rule.says for rule in rules)
-    main = rules[0]
-    system = category == "system"
-    asked = [*((turn.task, turn.says) for turn in main.shown), (main.task, said)]
-    tasks = [task if system else f"{task} {says}" for task, says in asked]
-    tasks[0] = f"{page.text}\n\n{tasks[0]}"
-    turns = [("system", f"Follow this rule in every answer. {said}")] if system else []
-    for task, turn in zip(tasks, main.shown, strict=False):
-        turns += [("user", task), ("assistant", turn.answer)]
-    turns.append(("user", tasks[-1]))
     return Item(
         key=f"{category}-{number}",
         category=category,
-        messages=tuple({"role": role, "content": content} for role, content in turns),
+        messages=tuple(
+            {"role": role, "content": content}
+            for role, content in _turns(page, rules, in_system=category == "system")
+        ),
         output_tokens=OUTPUT_TOKENS,
         check={
             "rules": [
@@ -92,6 +85,19 @@ def _item(category: str, number: int, page: Passage, seed: int) -> Item:
             ]
         },
     )
+
+
+def _turns(page: Passage, rules: Sequence[Rule], *, in_system: bool) -> list[tuple[str, str]]:
+    """Roles and texts: what is shown, then what is asked; the passage stands before the first."""
+    said = " ".join(rule.says for rule in rules)
+    main = rules[0]
+    asked = [*((turn.task, turn.says) for turn in main.shown), (main.task, said)]
+    tasks = [task if in_system else f"{task} {says}" for task, says in asked]
+    tasks[0] = f"{page.text}\n\n{tasks[0]}"
+    turns = [("system", f"Follow this rule in every answer. {said}")] if in_system else []
+    for task, turn in zip(tasks, main.shown, strict=False):
+        turns += [("user", task), ("assistant", turn.answer)]
+    return [*turns, ("user", tasks[-1])]
 
 
 def _rules(category: str, number: int, page: Passage, rng: Random) -> list[Rule]:
