@@ -12,7 +12,7 @@ from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Su
 from kvtune.profilers.quality.texts import most_tokens, seeded
 from kvtune.profilers.quality.tool_words import TOOLS, Tool
 
-OUTPUT_TOKENS = 56
+OUTPUT_TOKENS = 48
 OFFERED = 6
 """Tools of an item: their schemas are 350 to 450 tokens, several blocks of a cache."""
 
@@ -23,7 +23,7 @@ ITEMS: Mapping[Size, int] = {Size.SCREEN: 3, Size.STANDARD: 30, Size.FULL: 120}
 OPENED = '{"name": "'
 """How the answer of a completion begins, so that a model need not know what is wanted."""
 
-CATEGORIES = ("completion", "chat", "shown")
+CATEGORIES = ("completion", "chat", "turns")
 _RULE = (
     "You call tools. Answer with one JSON object and nothing else, like "
     '{"name": "the tool", "arguments": {"parameter": "value"}}.\n\nThe tools are:\n'
@@ -35,11 +35,11 @@ class Tools(Suite):
     """Calls of functions.
 
     `completion` continues a text of requests and calls, one for each tool, whose last call is
-    opened; `chat` gives the tools in the system prompt; `shown` also has a turn for each tool that
-    shows how it is called, with other values. A call earns a quarter each for parsing, for the
-    right tool, for arguments that fit its schema, and for the share of values that are right; a
-    later quarter needs the earlier ones. Item n of every category asks for the same call; `chat`
-    and `shown` begin alike, so a server with a prefix cache reads their tools once.
+    opened. In a chat, the system prompt has the tools, and calls of each with other values are
+    shown there (`chat`) or as earlier turns (`turns`). A call earns a quarter each for parsing, for
+    the right tool, for arguments that fit its schema, and for the share of values that are right; a
+    later quarter needs the earlier ones. Item n of every category asks for the same call, and the
+    chats begin alike, so a server with a prefix cache reads their tools once.
     """
 
     name = "tools"
@@ -92,28 +92,18 @@ def _item(seed: int, category: str, number: int, offered: int) -> Item:
         "output_tokens": OUTPUT_TOKENS,
         "check": {"name": asked.name, "arguments": values, "schema": asked.schema()},
     }
+    calls = [(tool.request.format(**drawn), _call(tool, drawn)) for tool, drawn in shown]
+    told = [f"Request: {question}\nCall: {call}" for question, call in calls]
     if category == "completion":
-        told = [
-            f"Request: {tool.request.format(**drawn)}\nCall: {_call(tool, drawn)}"
-            for tool, drawn in shown
-        ]
         lines = [f"These are the tools:\n{listed}", *told, f"Request: {request}\nCall: {OPENED}"]
         return Item(prompt="\n\n".join(lines), **common)
-    turns = [
-        {"role": role, "content": content}
-        for tool, drawn in (shown if category == "shown" else [])
-        for role, content in (
-            ("user", tool.request.format(**drawn)),
-            ("assistant", _call(tool, drawn)),
-        )
-    ]
+    system = [_RULE + listed, *(["Examples:", *told] if category == "chat" else [])]
+    turns = [("system", "\n\n".join(system))]
+    for question, call in calls if category == "turns" else []:
+        turns += [("user", question), ("assistant", call)]
+    messages = [*turns, ("user", request)]
     return Item(
-        messages=(
-            {"role": "system", "content": _RULE + listed},
-            *turns,
-            {"role": "user", "content": request},
-        ),
-        **common,
+        messages=tuple({"role": role, "content": content} for role, content in messages), **common
     )
 
 

@@ -65,7 +65,7 @@ def test_the_tool_that_is_asked_for_is_offered_and_its_call_is_right():
 
 def test_each_tool_is_shown_with_values_of_its_own():
     for each in SUITE.items(SuitePlan(per_category=20)):
-        if each.category != "shown":
+        if each.category != "turns":
             continue
         system, *turns, _ = each.messages
         calls = [json.loads(message["content"]) for message in turns[1::2]]
