@@ -44,8 +44,8 @@ _STAGES: tuple[tuple[Size, int, tuple[int, ...]], ...] = (
 """Up to how many items of a category a size has, and how long the ones that it adds are."""
 
 _KEYS = 4
-_PAIR_CHARACTERS_PER_TOKEN = 1.5
-"""Of the lines of a key-value list; one is the least."""
+_PAIR_CHARACTERS_PER_TOKEN = 2.1
+"""Of the lines of a key-value list, where numbers take a token a digit."""
 
 _OPENINGS = (
     "These are notes from a small valley.",
@@ -107,11 +107,8 @@ def _lengths(plan: SuitePlan, most_tokens: int) -> Iterator[int]:
 
 
 def _bound(length_tokens: int) -> int:
-    """No fewer tokens than any kind of text of a length may have."""
-    return max(
-        int(length_tokens * _PAIR_CHARACTERS_PER_TOKEN),
-        *(most_tokens_of(length_tokens, language) for language in VOCABULARIES),
-    )
+    """No fewer tokens than a text of a length may have, in any of the languages."""
+    return max(most_tokens_of(length_tokens, language) for language in VOCABULARIES)
 
 
 def _shared_text(seed: int, number: int, length_tokens: int, depth: float) -> list[Item]:
@@ -170,17 +167,22 @@ def _shared_text(seed: int, number: int, length_tokens: int, depth: float) -> li
 
 def _pairs(seed: int, number: int, length_tokens: int, depth: float) -> Item:
     rng = seeded(seed, "needle-pairs", number)
-    count = int(length_tokens * _PAIR_CHARACTERS_PER_TOKEN / len("bradil: 12345\n"))
-    words = coined_words(rng, 2 * count)
-    keys = words[:count]
-    kinds = (numbers(rng, count, _DIGITS), hex_words(rng, count, _DIGITS), words[count:])
-    values = kinds[number % len(kinds)]
+    words = VOCABULARIES["en"]
+    count = int(length_tokens * _PAIR_CHARACTERS_PER_TOKEN / len("Tessa's rusty lantern: 12345\n"))
+    chosen = rng.sample(range(len(words.names) * len(words.things)), count)
+    keys = [
+        f"{words.names[pair % len(words.names)]}'s "
+        f"{words.things[pair // len(words.names)].removeprefix('the ')}"
+        for pair in chosen
+    ]
+    values_of = hex_words if number % 3 == 2 else numbers
+    values = values_of(rng, count, _DIGITS)
     asked = int(depth * count)
     told = "\n".join(f"{key}: {value}" for key, value in zip(keys, values, strict=True))
     return _item(
         "key-value",
         number,
-        f"This is a list of keys and their values.\n{told}",
+        f"This is a list of things and their values.\n{told}",
         "Looked up in the list again:",
         f"{keys[asked]}:",
         [values[asked]],

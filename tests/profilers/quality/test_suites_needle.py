@@ -28,7 +28,7 @@ def _figure(item, text):
 
 def _least_context_tokens(item):
     """What the item needs with a tokenizer that makes as many tokens as is usual for such texts."""
-    characters_per_token = {"key-value": 1.5, "multilingual": 1.9}.get(item.category, 3)
+    characters_per_token = {"key-value": 2.0, "multilingual": 1.9}.get(item.category, 3)
     if "密码" in item.prompt:
         characters_per_token = 0.55
     return len(item.prompt) / characters_per_token + item.output_tokens
