@@ -18,8 +18,8 @@ from typing import ClassVar
 from kvtune.profilers.quality.passages import Passage, fitting_passage
 from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Suite, SuitePlan
 
-OUTPUT_TOKENS = 160
-"""Most answers of a few sentences end before; what does not counts as not stopping."""
+OUTPUT_TOKENS = 128
+"""Most answers to these tasks end before; what does not counts as endless."""
 
 TASK_TOKENS = 80
 """The task, a chat template, and a model's own system prompt."""
@@ -36,12 +36,14 @@ _SPACELESS = r"[\u3040-\u30ff\u3400-\u9fff]"
 _UNITS = re.compile(rf"{_SPACELESS}|(?:(?!{_SPACELESS})\w)+")
 
 TASKS = (
-    "Summarize the text in two or three sentences.",
-    "What did you learn about {subject}? Answer in a few sentences.",
-    "Tell a child about {subject} in three sentences.",
-    "Write a short paragraph about {subject}.",
-    "Which part of the text is the most surprising? Answer in two sentences.",
+    "Describe {subject} in one sentence.",
+    "Which part of the text is the most surprising? Answer in one sentence.",
+    "What is {subject} known for? Answer briefly.",
+    "Write a headline about {subject} for a newspaper.",
+    "Would you like to meet or visit {subject}? Answer in one or two sentences.",
+    "Who is the most important person in the text? Answer in one sentence.",
 )
+"""Tasks that even a small model ends by itself most of the time."""
 
 
 class LengthShift(Suite):

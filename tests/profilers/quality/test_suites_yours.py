@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvtune.errors import BadInput, NotFound
+from kvtune.profilers.quality.compare import Asked, ask_suites
 from kvtune.profilers.quality.suite import Answer, Asker, Item, Size, SuitePlan, suites
 from kvtune.profilers.quality.suites.yours import Yours
 
@@ -149,3 +150,21 @@ def test_only_judged_items_go_to_the_judge(items):
     settled = asyncio.run(Yours(judge=kind).settle(found, answers))
     assert settled == [said("one", 0.9), *answers[1:]]
     assert [item.key for item in asked] == ["line-1"]
+
+
+def test_verdicts_are_kept_with_the_answers(tmp_path):
+    class Echo:
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        async def ask(self, items: Sequence[Item], *, seed: int, concurrency: int) -> list[Answer]:
+            return [said(self.text) for _ in items]
+
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"prompt": "p", "check": {"judge": JUDGE}}))
+    suite = Yours(judge=lambda judge: Echo("VERDICT: 7"))
+    plan = SuitePlan(data=str(path))
+    asked = asyncio.run(ask_suites([suite], plan, Echo("an answer")))
+    assert asked.suites[0].answers == (said("an answer", 0.7),)
+    stored = Asked.model_validate_json(asked.model_dump_json())
+    assert stored.suites[0].answers[0].verdict == 0.7
