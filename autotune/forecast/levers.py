@@ -98,7 +98,7 @@ def lever_of(
     unknown = sorted(set(arguments) - MODELLED)
     problem = f"{', '.join(unknown)} is not part of the simulation" if unknown else ""
     if arguments.get(OFFLOAD) and ctx.platform == "cpu":
-        problem = "vLLM offloads KV to the memory that a CPU computes in on no CPU"
+        problem = "vLLM has no KV offload where a CPU computes: its memory is the second tier"
     problem = problem or refusal({**ctx.base_arguments, **arguments}, ctx)
     ratio, source = _read_ratio(arguments, ctx, experience.reads)
     return Lever(

@@ -90,5 +90,5 @@ def _hit_share(done: SimulatedRun) -> float:
     return done.prefix_hits_tokens / max(done.prefix_queries_tokens, 1)
 
 
-def _thousands(tokens: float) -> str:
-    return f"{tokens / 1000:.0f}k" if tokens >= 100_000 else f"{tokens:,.0f}"
+def _thousands(tokens: int) -> str:
+    return f"{tokens / 1000:.0f}k" if tokens >= 100_000 else f"{tokens:,}"

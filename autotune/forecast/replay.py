@@ -45,9 +45,9 @@ class System:
     load_token_s: float = 0.0
 
     @property
-    def capacity_tokens(self) -> float:
+    def capacity_tokens(self) -> int:
         """Tokens of sequences that decode for which there is room, as engines report it."""
-        return self.blocks * self.block_tokens / self.kept_ratio
+        return int(self.blocks * self.block_tokens / self.kept_ratio)
 
 
 @dataclass(frozen=True, slots=True)

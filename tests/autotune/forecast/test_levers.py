@@ -121,7 +121,9 @@ def test_offload_is_a_second_tier_of_four_pools_on_a_gpu():
 
 
 def test_offload_on_a_cpu_is_refused_with_the_reason():
-    assert "on no CPU" in found_on(context(CPU, block_tokens=32))["kv offload"].problem
+    assert (
+        "no KV offload where a CPU" in found_on(context(CPU, block_tokens=32))["kv offload"].problem
+    )
 
 
 def test_baseline_in_8_bits_may_go_back_to_full_precision():
