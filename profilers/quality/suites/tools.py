@@ -23,7 +23,7 @@ ITEMS: Mapping[Size, int] = {Size.SCREEN: 3, Size.STANDARD: 30, Size.FULL: 120}
 OPENED = '{"name": "'
 """How the answer of a completion begins, so that a model need not know what is wanted."""
 
-CATEGORIES = ("completion", "chat", "turns")
+CATEGORIES = ("completion", "turns")
 _RULE = (
     "You call tools. Answer with one JSON object and nothing else, like "
     '{"name": "the tool", "arguments": {"parameter": "value"}}.\n\nThe tools are:\n'
@@ -35,11 +35,11 @@ class Tools(Suite):
     """Calls of functions.
 
     `completion` continues a text of requests and calls, one for each tool, whose last call is
-    opened. In a chat, the system prompt has the tools, and calls of each with other values are
-    shown there (`chat`) or as earlier turns (`turns`). A call earns a quarter each for parsing, for
-    the right tool, for arguments that fit its schema, and for the share of values that are right; a
-    later quarter needs the earlier ones. Item n of every category asks for the same call, and the
-    chats begin alike, so a server with a prefix cache reads their tools once.
+    opened. In `turns` the system prompt has the tools, and earlier turns of the chat call each of
+    them with other values. A call earns a quarter each for parsing, for the right tool, for
+    arguments that fit its schema, and for the share of values that are right; a later quarter needs
+    the earlier ones. Item n of both categories asks for the same call. Models that call no tool
+    without an example, as small ones do, would have nothing to lose, so examples are always given.
     """
 
     name = "tools"
@@ -93,13 +93,12 @@ def _item(seed: int, category: str, number: int, offered: int) -> Item:
         "check": {"name": asked.name, "arguments": values, "schema": asked.schema()},
     }
     calls = [(tool.request.format(**drawn), _call(tool, drawn)) for tool, drawn in shown]
-    told = [f"Request: {question}\nCall: {call}" for question, call in calls]
     if category == "completion":
+        told = [f"Request: {question}\nCall: {call}" for question, call in calls]
         lines = [f"These are the tools:\n{listed}", *told, f"Request: {request}\nCall: {OPENED}"]
         return Item(prompt="\n\n".join(lines), **common)
-    system = [_RULE + listed, *(["Examples:", *told] if category == "chat" else [])]
-    turns = [("system", "\n\n".join(system))]
-    for question, call in calls if category == "turns" else []:
+    turns = [("system", _RULE + listed)]
+    for question, call in calls:
         turns += [("user", question), ("assistant", call)]
     messages = [*turns, ("user", request)]
     return Item(

@@ -19,7 +19,7 @@ SCHEMA = {
 }
 
 
-def item(category: str = "chat") -> Item:
+def item(category: str = "turns") -> Item:
     return Item(key="k", category=category, prompt="p", check={**ALARM, "schema": SCHEMA})
 
 
@@ -126,7 +126,7 @@ def test_a_whole_number_is_no_truth_value():
         "arguments": {"on": True},
         "schema": {"type": "object", "properties": {"on": {}}, "required": ["on"]},
     }
-    light = Item(key="k", category="chat", prompt="p", check=check)
+    light = Item(key="k", category="turns", prompt="p", check=check)
     one = {"name": "light", "arguments": {"on": 1}}
     assert SUITE.figures(light, said(one), said(""))["call"] == (0.75, 0)
 
