@@ -167,7 +167,7 @@ def _preempted() -> Regime:
         "capacity-preempted",
         (Bottleneck.KV_CAPACITY,),
         "16 at a time that grow to 192 tokens each, in a pool of 1,536: all are admitted, half fit",
-        Load(32, 64, 128, concurrency=16),
+        Load(24, 64, 128, concurrency=16),
         base,
         (_memory(base, 2, "helps"), _fp8("helps"), _seqs(128), _caching_off()),
     )
@@ -179,7 +179,7 @@ def _no_room() -> Regime:
         "capacity-waiting",
         (Bottleneck.KV_CAPACITY,),
         "prompts of 768 tokens in a pool of 2,048: two run, and a third prompt does not fit",
-        Load(10, 768, 96, concurrency=6),
+        Load(8, 768, 96, concurrency=6),
         base,
         (_memory(base, 2, "helps"), _seqs(128), _batched(4096), _caching_off()),
     )
@@ -191,7 +191,7 @@ def _uneven() -> Regime:
         "capacity-uneven",
         (Bottleneck.KV_CAPACITY,),
         "prompts of 32 to 224 and answers of 24 to 168 tokens, 12 at a time, in a pool of 1,536",
-        Load(30, 128, 96, concurrency=12, uneven=True),
+        Load(25, 128, 96, concurrency=12, uneven=True),
         base,
         (_memory(base, 2, "helps"), _seqs(128), _batched(4096)),
     )
@@ -241,12 +241,11 @@ def _prefill_only() -> Regime:
         "prefill-only",
         (Bottleneck.COMPUTE,),
         "unlike prompts of 1,024 tokens, 4 at a time, one token each",
-        Load(24, 1024, 1, concurrency=4),
+        Load(16, 1024, 1, concurrency=4),
         base,
         (
-            _load("half the prompt", Load(24, 512, 1, concurrency=4)),
+            _load("half the prompt", Load(16, 512, 1, concurrency=4)),
             _memory(base, 2, "does not help"),
-            _seqs(128),
             _batched(4096),
         ),
     )
@@ -254,17 +253,16 @@ def _prefill_only() -> Regime:
 
 def _short_answers() -> Regime:
     base = _engine(112, 2048)
-    shared = Load(16, 512, 8, concurrency=4, prefixes=1, prefix_tokens=1024)
+    shared = Load(10, 512, 8, concurrency=4, prefixes=1, prefix_tokens=1024)
     return Regime(
         "prefill-short-answers",
         (Bottleneck.COMPUTE,),
         "unlike prompts of 1,536 tokens, 4 at a time, 8 tokens each",
-        Load(16, 1536, 8, concurrency=4),
+        Load(10, 1536, 8, concurrency=4),
         base,
         (
             _load("two thirds of the prompt shared", shared),
             _memory(base, 2, "does not help"),
-            _seqs(128),
             _caching_off(),
         ),
     )
@@ -276,7 +274,7 @@ def _few_slots() -> Regime:
         "few-slots",
         (Bottleneck.BATCH_WIDTH,),
         "12 at a time on two sequence slots, in a pool that holds 100 of them",
-        Load(20, 64, 48, concurrency=12),
+        Load(16, 64, 48, concurrency=12),
         base,
         (_seqs(4, "helps"), _memory(base, 2, "does not help"), _batched(4096), _fp8("open")),
     )
@@ -288,7 +286,7 @@ def _thrash() -> Regime:
         "thrash",
         (Bottleneck.PREFIX_THRASH,),
         "4 prefixes of 1,024 tokens in turn, two at a time, in a pool that holds three",
-        Load(24, 32, 8, concurrency=2, prefixes=4, prefix_tokens=1024),
+        Load(16, 32, 8, concurrency=2, prefixes=4, prefix_tokens=1024),
         base,
         (_memory(base, 2, "helps"), _seqs(128), _batched(4096), _caching_off()),
     )
@@ -303,9 +301,8 @@ def _idle() -> Regime:
         Load(9, 64, 8, rate_per_s=1.0),
         base,
         (
-            _load("twice the rate", Load(18, 64, 8, rate_per_s=2.0)),
+            _load("twice the rate", Load(9, 64, 8, rate_per_s=2.0)),
             _memory(base, 2, "does not help"),
-            _seqs(128),
             _blocks(64),
         ),
         goal="max goodput where p95 ttft <= 1s",
@@ -323,7 +320,6 @@ def _wide_model() -> Regime:
         (
             _load("4 at a time", Load(40, 32, 32, concurrency=4)),
             _memory(base, 2, "does not help"),
-            _seqs(128),
             _blocks(64),
         ),
         model="wide",
@@ -336,13 +332,12 @@ def _tiny_model() -> Regime:
         "overhead-tiny",
         (Bottleneck.OVERHEAD,),
         "one at a time, 32 and 64 tokens, on two layers that are 64 wide",
-        Load(30, 32, 64, concurrency=1),
+        Load(90, 32, 64, concurrency=1),
         base,
         (
-            _load("8 at a time", Load(120, 32, 64, concurrency=8)),
+            _load("8 at a time", Load(240, 32, 64, concurrency=8)),
             _memory(base, 2, "does not help"),
             _seqs(128),
-            _blocks(64),
         ),
         model="tiny",
     )
@@ -360,24 +355,22 @@ def _eager() -> Regime:
             Arm("compiled", "helps", removed=("enforce-eager",)),
             _load("4 at a time", Load(32, 64, 64, concurrency=4)),
             _memory(base, 2, "does not help"),
-            _seqs(128),
         ),
     )
 
 
 def _mixed() -> Regime:
     base = _engine(176, 4096)
-    half = Load(8, 1024, 96, concurrency=8)
+    half = Load(8, 768, 96, concurrency=8)
     return Regime(
         "mixed",
         (Bottleneck.COMPUTE, Bottleneck.KV_BANDWIDTH),
-        "8 unlike prompts of 2,048 tokens at once, then 96 tokens each over all of that",
-        Load(8, 2048, 96, concurrency=8),
+        "8 unlike prompts of 1,536 tokens at once, then 96 tokens each over all of that",
+        Load(8, 1536, 96, concurrency=8),
         base,
         (
             _load("half the prompt", half),
             _memory(base, 2, "does not help"),
             _seqs(128),
-            _batched(4096),
         ),
     )

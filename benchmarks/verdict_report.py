@@ -52,6 +52,7 @@ def render(results: Results) -> str:
 
 def _head(results: Results) -> str:
     device, ceilings, engine = results.device, results.ceilings, results.engine
+    minutes = sum(regime.wall_s for regime in results.regimes) / 60
     loads = [regime.load_average for regime in results.regimes if not regime.problem]
     busy = f", load average before a regime {min(loads):.1f} to {max(loads):.1f}" if loads else ""
     return f"""# Verdicts and forecasts against known truths
@@ -62,7 +63,7 @@ Made by [`benchmarks/verdicts.py`](../benchmarks/README.md) from its results.
 {ceilings.matrix_flop_per_s / 1e12:.2f} TFLOP/s in {ceilings.matrix_dtype}, measured at the
 start{busy}.
 {engine.distribution} {engine.version}, {results.model}, kvtune {results.kvtune},
-{results.rounds} rounds, seed {results.seed}, {results.measured_at}."""
+{results.rounds} rounds, seed {results.seed}, {results.measured_at}, {minutes:.0f} minutes."""
 
 
 def _verdicts(regimes: Sequence[RegimeResult]) -> str:
@@ -250,7 +251,7 @@ def _method(results: Results) -> str:
     return f"""## How each number was obtained
 
 - *Verdict, shares, forecasts*: what `kvtune profile --model` does, through its own functions: the
-  load once (two requests of warm-up), then the 30 s probe. Seconds count from the first request of
+  load once (one request of warm-up), then the 30 s probe. Seconds count from the first request of
   the warm-up to the verdict; the forecasts come after it.
 - *No probe* judges that same run without the probe. *Only watched* judges its counters and gauges
   alone, without the client's records, the workload's fingerprint, or the figures of a client.

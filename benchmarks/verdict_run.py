@@ -44,7 +44,7 @@ from kvtune.types import (
 PROBE_S = 30.0
 """The default of `kvtune profile`."""
 
-WARMUP_REQUESTS = 2
+WARMUP_REQUESTS = 1
 START_TIMEOUT_S = 300.0
 KEPT = (GOODPUT, STEP, FIRST_TOKEN, "output_tokens_per_s", "failed_requests")
 
