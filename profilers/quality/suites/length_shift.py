@@ -38,9 +38,9 @@ _UNITS = re.compile(rf"{_SPACELESS}|(?:(?!{_SPACELESS})\w)+")
 TASKS = (
     "Describe {subject} in one sentence.",
     "Which part of the text is the most surprising? Answer in one sentence.",
-    "What is {subject} known for? Answer briefly.",
-    "Write a headline about {subject} for a newspaper.",
-    "Would you like to meet or visit {subject}? Answer in one or two sentences.",
+    "What is {subject} known for? Answer in one sentence.",
+    "Which part of the text is the funniest? Answer in one sentence.",
+    "Would you like to meet or visit {subject}? Answer in one sentence.",
     "Who is the most important person in the text? Answer in one sentence.",
 )
 """Tasks that even a small model ends by itself most of the time."""
