@@ -59,7 +59,7 @@ class LengthShift(Suite):
     name = "length-shift"
     says = "answers become longer, do not end, or repeat themselves"
     metrics: ClassVar[tuple[QualityMetric, ...]] = (
-        QualityMetric("length", "log ratio", "lower", "difference", limit=0.2, bounds=None),
+        QualityMetric("length", "nats", "lower", "difference", limit=0.2, bounds=None),
         QualityMetric("long", "share", "lower", "difference", limit=0.1),
         QualityMetric("endless", "share", "lower", "difference", limit=0.05),
         QualityMetric("repetition", "share", "lower", "difference", limit=0.05),
