@@ -139,11 +139,15 @@ def test_a_server_that_dies_under_the_load_leaves_a_partial_profile(kvtune, work
         json.dumps({"prompt": "hello", "output_tokens": 3, "arrival_s": n / 10}) for n in range(30)
     ]
     workload.write_text("\n".join(lines) + "\n")
-    with fake_vllm(growing()) as fake:
-        timer = threading.Timer(1.6, fake.stop)
-        timer.start()
+    page, readings = growing(), itertools.count()
+
+    def metrics():
+        if next(readings) == 1:  # before the load; then one each second
+            threading.Timer(1.6, fake.stop).start()
+        return page()
+
+    with fake_vllm(metrics) as fake:
         said = kvtune("profile", "--url", fake.url, "--workload", workload, "--json", code=3)
-        timer.join()
     profile = Profile.model_validate_json(said.out)
     assert profile.counters["vllm:generation_tokens_total"] > 0
     assert any("requests failed" in warning for warning in profile.warnings)
