@@ -1,8 +1,8 @@
 """The regimes of the labelled suite: loads and engines whose bottleneck is known beforehand.
 
 Sizes are for SmolLM2-135M on two CPU cores. Measured there on a quiet machine: a decode step takes
-15 ms, 0.7 ms more a sequence and 2.6 us more a cached token, and a prompt token 0.4 ms; a load is
-some ten seconds.
+15 ms, 0.7 ms more a sequence and 2.6 us more a cached token, and a prompt token about 0.5 ms. A
+load is some ten seconds.
 """
 
 from __future__ import annotations
@@ -361,12 +361,12 @@ def _eager() -> Regime:
 
 def _mixed() -> Regime:
     base = _engine(176, 4096)
-    half = Load(8, 768, 96, concurrency=8)
+    half = Load(6, 640, 160, concurrency=6)
     return Regime(
         "mixed",
         (Bottleneck.COMPUTE, Bottleneck.KV_BANDWIDTH),
-        "8 unlike prompts of 1,536 tokens at once, then 96 tokens each over all of that",
-        Load(8, 1536, 96, concurrency=8),
+        "6 unlike prompts of 1,280 tokens at once, then 160 tokens each over all of that",
+        Load(6, 1280, 160, concurrency=6),
         base,
         (
             _load("half the prompt", half),

@@ -129,13 +129,17 @@ class Pair(Value):
 
 
 def is_right(regime: RegimeResult, verdict: Verdict | None) -> bool:
-    """Whether a verdict is the truth; of a mixed load, whether its two largest shares are."""
+    """Whether a verdict is the truth.
+
+    Of a mixed load its two largest shares have to be, and no other word may be named.
+    """
     if verdict is None:
         return False
     if len(regime.truth) == 1:
         return verdict.bottleneck is regime.truth[0]
     largest = sorted(verdict.shares, key=lambda name: -verdict.shares[name])[: len(regime.truth)]
-    return set(largest) == set(regime.truth)
+    named = verdict.bottleneck in (*regime.truth, Bottleneck.ABSTAIN)
+    return named and set(largest) == set(regime.truth)
 
 
 def ratio(regime: RegimeResult, arm: ArmResult, metric: str = GOODPUT) -> Estimate | None:
