@@ -4,7 +4,8 @@
 
 A real server is started and, from another process, kept under a steady closed loop.
 
-- *Verdict*: seconds from the start of `kvtune profile --url URL` to its end, all defaults.
+- *Verdict*: seconds from the start of `kvtune profile --url URL --model PATH` to its end, with all
+  other defaults.
 - *Pairs*: windows with `kvtune profile --url` watching in a process of its own, as a user would,
   and windows without, in random order within a pair. Throughput is what the server counted between
   two readings at the ends of a window. Each window begins when the watcher does watch: importing
@@ -79,11 +80,13 @@ def command(url: str, duration_s: float | None) -> list[str]:
     return words if duration_s is None else [*words, "--duration", f"{duration_s}s"]
 
 
-def profiled(url: str, home: str, duration_s: float | None = None) -> tuple[dict[str, Any], float]:
+def profiled(
+    url: str, home: str, duration_s: float | None = None, more: Sequence[str] = ()
+) -> tuple[dict[str, Any], float]:
     """A profile by command, and the seconds that it took."""
     began_s = time.perf_counter()
     done = subprocess.run(
-        command(url, duration_s),
+        [*command(url, duration_s), *more],
         env={**os.environ, "KVTUNE_HOME": home},
         capture_output=True,
         text=True,
@@ -304,13 +307,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         profiled(server.endpoint.url, home, 1.0)  # modules are in the page cache from now on
         keep(direct=direct(server, options.readings))
         stack.enter_context(loading(server.endpoint, options))
-        profile, seconds = profiled(server.endpoint.url, home)
+        profile, seconds = profiled(server.endpoint.url, home, more=("--model", options.model))
         verdict = profile["verdict"]
         keep(
             verdict={
                 "seconds": seconds,
                 "window_s": profile["window_s"],
-                **{name: verdict[name] for name in ("bottleneck", "confidence", "shares")},
+                **{
+                    name: verdict[name]
+                    for name in ("bottleneck", "confidence", "shares", "missing")
+                },
             }
         )
         for pair in compare(server, home, options.pairs, options.window_s, options.seed):
