@@ -17,7 +17,6 @@ OUTCOME_TEXT: Mapping[str, str] = {
     "fail": "[red]fail[/red]",
     "unclear": "[yellow]unclear[/yellow]",
 }
-CATEGORY_WIDTH = 17
 SHOWN_CHARACTERS = 200
 SHOWN_SAMPLES = 6
 
@@ -33,13 +32,11 @@ def print_report(report: QualityReport) -> None:
     _print_figures(shown)
     stdout.print()
     for outcome in ("fail", "unclear"):
-        for figure in shown:
-            if figure.outcome == outcome:
-                stdout.print(
-                    f"- {OUTCOME_TEXT[outcome]} {escape(words.name(figure))}: "
-                    f"{escape(figure.because)}",
-                    soft_wrap=True,
-                )
+        for reason, names in _reasons(shown, outcome).items():
+            stdout.print(
+                f"- {OUTCOME_TEXT[outcome]} {escape(', '.join(names))}: {escape(reason)}",
+                soft_wrap=True,
+            )
     for suite, reason in report.skipped.items():
         stdout.print(f"- not judged: {escape(suite)}: {escape(reason)}", soft_wrap=True)
     if report.samples:
@@ -58,12 +55,12 @@ def _print_figures(figures: list[QualityFigure]) -> None:
     for (suite, metric, unit), block in blocks:
         table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("", min_width=7)
-        table.add_column("category", min_width=CATEGORY_WIDTH, no_wrap=True)
+        table.add_column("category", no_wrap=True)
         table.add_column("n", justify="right", min_width=3)
         table.add_column("baseline", justify="right", min_width=8)
         table.add_column("candidate", justify="right", min_width=9)
         table.add_column("change (90%)", justify="right", min_width=18, no_wrap=True)
-        table.add_column("floor", justify="right", min_width=11, no_wrap=True)
+        table.add_column("floor", justify="right", min_width=11)
         for figure in block:
             table.add_row(
                 OUTCOME_TEXT[figure.outcome],
@@ -77,6 +74,15 @@ def _print_figures(figures: list[QualityFigure]) -> None:
         heading = f"[bold]{escape(suite)}[/bold] {escape(metric)}"
         stdout.print(f"{heading}, changes in {words.unit_of_change(unit)}")
         stdout.print(table)
+
+
+def _reasons(figures: list[QualityFigure], outcome: str) -> dict[str, list[str]]:
+    """The figures with an outcome by why they have it, so that a reason is told once."""
+    found: dict[str, list[str]] = {}
+    for figure in figures:
+        if figure.outcome == outcome:
+            found.setdefault(figure.because, []).append(words.name(figure))
+    return found
 
 
 def _print_sample(sample: NegativeSample) -> None:
