@@ -126,7 +126,9 @@ def profile(
             if address is not None:
                 known = Known(model, arguments or None)
                 probe_s = probe_limit_s if probe else None
-                profiled = attached(address, known, load, watch_s, probe_s, wanted, reporter)
+                profiled = attached(
+                    address, known, load, watch_s, probe_s, wanted, history, reporter
+                )
             elif load is None:
                 raise BadInput(
                     "a server that kvtune starts gets no traffic of its own",

@@ -66,6 +66,7 @@ def attached(
     watch_s: float,
     probe_s: float | None,
     goal: Goal,
+    history: Store,
     reporter: TerminalReporter,
 ) -> Profiled:
     """Profile a server that runs already: send it the load, or only watch it for `watch_s`.
@@ -110,7 +111,8 @@ def attached(
         effective=effective,
         fingerprint=None if load is None else load.workload.fingerprint,
     )
-    profile = profile_of(subject, run, goal, is_load_ours=False, probed=probed)
+    ceilings = _known_ceilings(endpoint.url, history, reporter)
+    profile = profile_of(subject, run, goal, is_load_ours=False, ceilings=ceilings, probed=probed)
     return Profiled(profile, run, subject, is_load_ours=False)
 
 
@@ -228,6 +230,28 @@ def view_of(profiled: Profiled, load: Load | None, forecasts: tuple[Forecast, ..
         workload_name="" if load is None else load.workload.name,
         forecasts=forecasts,
     )
+
+
+def _known_ceilings(url: str, history: Store, reporter: TerminalReporter) -> Ceilings | None:
+    """What the history holds of this machine, if the server runs on it.
+
+    Nothing is measured beside a server at work: it would disturb it, and be disturbed.
+    """
+    from urllib.parse import urlsplit
+
+    from kvtune.engines.vllm.readiness import is_loopback
+    from kvtune.kernels.device import detect_device
+
+    if not is_loopback(urlsplit(url).hostname or ""):
+        return None
+    if (known := history.ceilings(detect_device().key)) is None:
+        reporter.note(
+            "the ceilings of this device are not known; when it is idle, "
+            "`kvtune doctor --measure` finds and keeps them"
+        )
+    else:
+        reporter.note("the server has a local address, so it is taken to run on this device")
+    return known
 
 
 def _ceilings(

@@ -8,7 +8,9 @@ import threading
 import pytest
 from contracts.fake_vllm import VERSIONS, fake_vllm, growing, self_signed, vllm_page
 
-from kvtune.types import Bottleneck, Profile
+from kvtune.kernels.device import detect_device
+from kvtune.store import open_store
+from kvtune.types import Bottleneck, Ceilings, Profile
 
 WATCH = ("--duration", "400ms", "--json")
 
@@ -174,3 +176,25 @@ def test_an_empty_page_of_a_real_server_is_not_taken_for_an_idle_one(kvtune):
     verdict = Profile.model_validate_json(said.out).verdict
     assert verdict.bottleneck is Bottleneck.ABSTAIN
     assert "--disable-log-stats" in verdict.next_experiment
+
+
+def test_a_local_server_is_judged_by_the_ceilings_that_are_kept_of_this_machine(kvtune, tmp_path):
+    kept = Ceilings(
+        device=detect_device().key,
+        read_bytes_per_s=8e10,
+        copy_bytes_per_s=4e10,
+        matrix_flop_per_s=1e12,
+        matrix_dtype="bfloat16",
+        threads=2,
+        method="given by this test",
+        measured_at="2026-11-29T00:00:00+00:00",
+    )
+    with fake_vllm(growing()) as fake:
+        words = ("profile", "--url", fake.url, *WATCH)
+        before = kvtune(*words)
+        with open_store(tmp_path / "home" / "kvtune.db") as store:
+            store.save_ceilings(kept)
+        after = kvtune(*words)
+    assert Profile.model_validate_json(before.out).ceilings is None
+    assert "kvtune doctor --measure" in before.err
+    assert Profile.model_validate_json(after.out).ceilings == kept
