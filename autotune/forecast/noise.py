@@ -17,8 +17,8 @@ from kvtune.types import Goal, LoadRun
 
 STRETCHES = 4
 BETWEEN_SERVERS = 0.03
-"""Between two servers with the same arguments, minutes apart, which no single run shows: 1% on a
-quiet machine, 5% for goodput and 13% for a step on one that others used too."""
+"""Between two servers with the same arguments, minutes apart, which no single run shows. Assumed: a
+machine that others used too gave 5% less goodput and 13% longer steps the one time it was tried."""
 
 LEAST_REQUESTS = 4
 """In a stretch, so that its figures mean something."""
