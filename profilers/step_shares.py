@@ -2,7 +2,8 @@
 
 Both follow the roofline view of a decode step: weights are read once a step, KV once a sequence,
 and arithmetic grows with the tokens computed. Only the fitted division sees what launching and
-scheduling cost.
+scheduling cost. Sequences that share a prefix read the same blocks, which caches closer than the
+memory then hold: a probe's contexts share nothing, so for such loads its price of KV is the most.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvtune.profilers.prefix_use import prefix_use
 from kvtune.profilers.window import RIDGE_LEAST_TOKENS, Window
 from kvtune.types import Bottleneck
 
 MISFIT_MOST_RATIO = 1.5
 """A model that predicts half as much again as a mean step took was fitted to other steps."""
+
+SHARED_LEAST_SHARE = 0.1
+"""Less of the prompts from the prefix cache leaves reads of KV as they are without sharing."""
 
 RIDGE_MOST_EFFECT_SHARE = 0.1
 """Where an unknown ridge moves more than a tenth of the time, shares would be a guess."""
@@ -86,41 +91,38 @@ def slow_arithmetic_share(window: Window) -> float | None:
 
 def predicted_ratio(window: Window) -> float | None:
     """What the step-time model predicts for the decoding of a mean step, over what a step took."""
-    predicted_s, observed_s = _predicted_s(window), window.mean_step_s
-    return predicted_s / observed_s if predicted_s is not None and observed_s else None
+    costs, observed_s = _costs(window), window.mean_step_s
+    return costs.total_s / observed_s if costs is not None and observed_s else None
 
 
 def fitted_step(window: Window) -> FittedStep | None:
     """Divide a mean step by the step-time model; `None` without one, or where it does not fit."""
-    model, predicted_s = window.step_time, _predicted_s(window)
-    sequences, kv_tokens = window.sequences_per_step, window.kv_tokens_per_step
-    if model is None or not predicted_s or sequences is None or kv_tokens is None:
+    model, costs = window.step_time, _costs(window)
+    sequences = window.sequences_per_step
+    if model is None or costs is None or not costs.total_s or sequences is None:
         return None
     ratio = predicted_ratio(window)
     if ratio is not None and ratio > MISFIT_MOST_RATIO:
         return None
-    total_s = max(predicted_s, window.mean_step_s or 0.0)
-    fixed_s = max(0.0, model.fixed_s.estimate)
-    per_sequence_s = max(0.0, model.per_sequence_s.estimate)
+    total_s = max(costs.total_s, window.mean_step_s or 0.0)
     weights = overhead = None
     if model.weight_read_s is not None:
-        weights = min(model.weight_read_s, fixed_s) / total_s
-        overhead = fixed_s / total_s - weights
+        weights = min(model.weight_read_s, costs.fixed_s) / total_s
+        overhead = costs.fixed_s / total_s - weights
     prefill_tokens = window.prefill_tokens_per_step or 0.0
-    prefill_s = total_s - predicted_s
+    prefill_s = total_s - costs.total_s
     if prefill_tokens < sequences:
         # Few prompt tokens can't explain much: at most what as many decoded ones cost.
-        prefill_s = min(prefill_s, prefill_tokens * per_sequence_s)
-    per_token = model.per_kv_token_s
+        prefill_s = min(prefill_s, prefill_tokens * costs.sequences_s / sequences)
     kv, kv_low, kv_high = (
-        None if value_s is None else min(1.0, max(0.0, value_s) * kv_tokens / total_s)
-        for value_s in (per_token.estimate, per_token.low, per_token.high)
+        None if kv_s is None else min(1.0, max(0.0, kv_s) / total_s)
+        for kv_s in (costs.kv_s, costs.kv_low_s, costs.kv_high_s)
     )
     return FittedStep(
-        fixed=fixed_s / total_s,
+        fixed=costs.fixed_s / total_s,
         weights=weights,
         overhead=overhead,
-        per_sequence=per_sequence_s * sequences / total_s,
+        per_sequence=costs.sequences_s / total_s,
         prefill=prefill_s / total_s,
         kv=kv or 0.0,
         kv_low=kv_low,
@@ -160,15 +162,49 @@ def shares_of(window: Window) -> dict[Bottleneck, float]:
     return _rounded(shares)
 
 
-def _predicted_s(window: Window) -> float | None:
+class _Costs(NamedTuple):
+    """What the decoding of a mean step costs by the step-time model, and the bounds of KV's part.
+
+    The bounds are `None` where the model has none.
+    """
+
+    fixed_s: float
+    sequences_s: float
+    kv_s: float
+    kv_low_s: float | None
+    kv_high_s: float | None
+
+    @property
+    def total_s(self) -> float:
+        return self.fixed_s + self.sequences_s + self.kv_s
+
+
+def _costs(window: Window) -> _Costs | None:
     model = window.step_time
     sequences, kv_tokens = window.sequences_per_step, window.kv_tokens_per_step
     if model is None or sequences is None or kv_tokens is None:
         return None
-    return (
-        max(0.0, model.fixed_s.estimate)
-        + max(0.0, model.per_sequence_s.estimate) * sequences
-        + max(0.0, model.per_kv_token_s.estimate) * kv_tokens
+    fixed_s = max(0.0, model.fixed_s.estimate)
+    sequences_s = max(0.0, model.per_sequence_s.estimate) * sequences
+    per_token = model.per_kv_token_s
+    low_s, high_s = (
+        None if value_s is None else value_s * kv_tokens
+        for value_s in (per_token.low, per_token.high)
+    )
+    costs = _Costs(fixed_s, sequences_s, max(0.0, per_token.estimate) * kv_tokens, low_s, high_s)
+    observed_s = window.mean_step_s
+    shared = prefix_use(window).hits or 0.0
+    if observed_s is None or costs.total_s <= observed_s or shared < SHARED_LEAST_SHARE:
+        return costs
+    left_s = max(0.0, observed_s - fixed_s - sequences_s)
+    # What is left may hold the arithmetic of prompts too, so at least that much less is KV's.
+    prompts_s = (
+        sequences_s / sequences * (window.prefill_tokens_per_step or 0.0) if sequences else 0
+    )
+    return costs._replace(
+        kv_s=left_s,
+        kv_low_s=None if low_s is None else min(max(0.0, left_s - prompts_s), low_s),
+        kv_high_s=None if high_s is None else min(left_s, high_s),
     )
 
 

@@ -55,6 +55,23 @@ def test_a_model_that_predicts_far_longer_steps_is_not_used(fixed_s, fits):
         assert fitted.fixed == pytest.approx(1.0), "no more than the whole"
 
 
+def test_blocks_that_sequences_share_are_read_in_what_the_other_parts_leave_of_a_step():
+    # Unshared, 4,400 tokens would take 176 ms of a step of 100; 30 ms go to the other parts, and
+    # 20 prompt tokens at 2.5 ms each may take 50 of the 70 ms that are left.
+    seen = stepping(step_time=step_time(0.02, 0.0025, 40e-6))
+    assert fitted_step(seen) is None
+    shared = {"vllm:prompt_tokens_total": 10_000, "vllm:prompt_tokens_cached_total": 5_000}
+    fitted = fitted_step(replace(seen, counters={**seen.counters, **shared}))
+    assert (fitted.fixed, fitted.per_sequence, fitted.prefill) == pytest.approx((0.2, 0.1, 0.0))
+    assert (fitted.kv_low, fitted.kv, fitted.kv_high) == pytest.approx((0.2, 0.7, 0.7))
+
+
+def test_a_shared_load_whose_other_parts_take_longer_than_its_steps_is_not_divided():
+    shared = {"vllm:prompt_tokens_total": 10_000, "vllm:prompt_tokens_cached_total": 5_000}
+    seen = stepping(step_time=step_time(0.151, 0.0, 40e-6))
+    assert fitted_step(replace(seen, counters={**seen.counters, **shared})) is None
+
+
 def test_without_counts_of_tokens_nothing_is_divided():
     seen = stepping(step_time=step_time(0.02, 0.0025, 10e-6))
     for lost in ("vllm:generation_tokens_total", "vllm:request_prompt_tokens_count"):
