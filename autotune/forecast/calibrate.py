@@ -1,8 +1,10 @@
 """Fit the simulation to what was measured on the baseline, and say by how much it misses.
 
 What a decode step costs comes from the step-time model, scaled so that the median gap between
-tokens is the one of the load: a machine is not equally fast all the time. What a prompt token costs
-is what gives the measured time of a prefill. Whatever else was measured is then a check.
+tokens is the one of the load: a machine is not equally fast all the time. Where sequences share
+prefixes and steps are shorter than the model says, it is their reads of KV that cost less. What a
+prompt token costs is what gives the measured time of a prefill. Whatever else was measured is then
+a check.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from kvtune.autotune.forecast.step_cost import StepCost
 from kvtune.errors import BadInput
 from kvtune.profilers.load.arrivals import ClosedLoop, OpenLoop
 from kvtune.profilers.metrics.base import measure
+from kvtune.profilers.step_shares import SHARED_LEAST_SHARE
 from kvtune.profilers.window import PREFILL_S
 from kvtune.types import Goal, Interval, LoadRun, StepTimeModel
 
@@ -125,18 +128,23 @@ def calibrate(baseline: Baseline, model: StepTimeModel | None) -> Calibration:
     else:
         parts = model.fixed_s, model.per_sequence_s, model.per_kv_token_s
         cost = StepCost(*(part.estimate for part in parts))
-    drift = 1.0
+    drift, unshared_s = 1.0, cost.per_kv_token_s
     for _ in range(_ROUNDS):
         cost = _with_prefill(baseline, cost, measured[FIRST_TOKEN])
-        found_s = measure(baseline.replay(cost).run, baseline.goal).get(scale)
+        found = baseline.replay(cost)
+        found_s = measure(found.run, baseline.goal).get(scale)
         if not step_s or not found_s:
             break
+        read_s = _read_s(cost, found, step_s - found_s, most_s=drift * unshared_s)
+        changed_s = (read_s - cost.per_kv_token_s) * found.mean_resident_tokens
+        if found_s + changed_s > 0:  # The median step may read less than a mean one.
+            cost, found_s = replace(cost, per_kv_token_s=read_s), found_s + changed_s
         cost, drift = cost.slower(step_s / found_s), drift * step_s / found_s
     simulated = baseline.replay(cost)
     figures = measure(simulated.run, baseline.goal)
     return Calibration(
         cost=cost,
-        ends=_ends(cost, model, drift, simulated),
+        ends=_ends(cost, model, simulated),
         drift=1.0 if model is None else drift,
         simulated=simulated,
         measured=measured,
@@ -147,6 +155,17 @@ def calibrate(baseline: Baseline, model: StepTimeModel | None) -> Calibration:
         },
         noise=noise_of(TOLERATED, run, simulated.run, baseline.goal, baseline.repeats),
     )
+
+
+def _read_s(cost: StepCost, found: SimulatedRun, missing_s: float, *, most_s: float) -> float:
+    """The cost of a cached token that makes a step longer by `missing_s`, as far as sharing can.
+
+    Blocks that several sequences read at once cost at most what they cost one.
+    """
+    shared = found.prefix_hits_tokens >= SHARED_LEAST_SHARE * max(1, found.prefix_queries_tokens)
+    if not shared or not found.mean_resident_tokens:
+        return cost.per_kv_token_s
+    return min(max(0.0, cost.per_kv_token_s + missing_s / found.mean_resident_tokens), most_s)
 
 
 def _undecided(baseline: Baseline, step_s: float, first_token_s: float) -> StepCost:
@@ -169,7 +188,7 @@ def _is_in_bursts(run: LoadRun) -> bool:
 
 
 def _ends(
-    cost: StepCost, model: StepTimeModel | None, drift: float, simulated: SimulatedRun
+    cost: StepCost, model: StepTimeModel | None, simulated: SimulatedRun
 ) -> tuple[StepCost, ...]:
     """Costs at the ends of the parts' intervals; the fixed part makes up for the difference."""
     means = {
@@ -184,8 +203,10 @@ def _ends(
         now: float = getattr(cost, name)
         most = now + cost.fixed_s / amount if amount else now
         part: Interval | None = None if model is None else getattr(model, name)
-        low = 0.0 if part is None or part.low is None else part.low * drift
-        high = most if part is None or part.high is None else part.high * drift
+        low, high = 0.0, most
+        if part is not None and part.low is not None and part.high is not None:
+            fitted = now / part.estimate if part.estimate > 0 else 1.0
+            low, high = part.low * fitted, part.high * fitted
         found += [_moved(cost, name, min(bound, most), amount) for bound in (low, high)]
     return tuple(found)
 

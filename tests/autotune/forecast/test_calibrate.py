@@ -8,6 +8,7 @@ import pytest
 
 from kvtune.autotune.forecast.calibrate import Baseline, calibrate
 from kvtune.autotune.forecast.replay import System, simulate
+from kvtune.autotune.forecast.requests import SimulatedRequest
 from kvtune.autotune.forecast.step_cost import StepCost
 from kvtune.engines.simulated.scheduler import Limits
 from kvtune.errors import BadInput
@@ -69,6 +70,27 @@ def test_steps_that_were_slower_under_load_scale_the_model(baseline_of, model_of
     assert found.problem("itl_p50_s") == ""
     far = calibrate(baseline_of(TRUE.slower(2.5)), model_of(TRUE))
     assert "steps under load take 2.5" in far.problem("itl_p50_s")
+
+
+def test_steps_that_read_shared_blocks_faster_leave_the_other_costs_alone(
+    baseline_of, some_requests, model_of
+):
+    near = replace(TRUE, per_kv_token_s=TRUE.per_kv_token_s / 4)
+    prefix = list(range(160))
+    requests = [
+        SimulatedRequest(
+            160 + request.prompt_tokens, request.output_tokens, [*prefix, *request.content]
+        )
+        for request in some_requests()
+    ]
+    run = simulate(requests, LOOP, SYSTEM, near).run
+    found = calibrate(Baseline(requests, LOOP, SYSTEM, run, ANY, 48), model_of(TRUE))
+    assert found.cost.per_kv_token_s == pytest.approx(near.per_kv_token_s, rel=0.15)
+    assert found.cost.fixed_s == pytest.approx(TRUE.fixed_s, rel=0.03)
+    assert found.drift == pytest.approx(1.0, abs=0.03)
+    kv = found.cost.per_kv_token_s
+    low, high = (end.per_kv_token_s for end in found.ends[:2])
+    assert (low, high) == pytest.approx((0.9 * kv, 1.1 * kv))
 
 
 def test_ends_of_the_intervals_give_the_same_mean_step(baseline_of, model_of):
