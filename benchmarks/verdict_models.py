@@ -16,6 +16,12 @@ SHAPES: Mapping[str, Mapping[str, int]] = {
         "num_attention_heads": 32,
         "num_key_value_heads": 2,
     },
+    "half": {
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+    },
     "keys": {
         "hidden_size": 256,
         "intermediate_size": 512,

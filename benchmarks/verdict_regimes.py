@@ -25,7 +25,7 @@ PREFIX_BLOCK_TOKENS = 16
 MIB = 1 << 20
 
 Expected = Literal["helps", "does not help", "open"]
-ModelName = Literal["smollm2", "keys", "wide", "tiny"]
+ModelName = Literal["smollm2", "keys", "wide", "half", "tiny"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One change of the baseline: engine arguments on top of its own, or another load.
+    """One change of the baseline: engine arguments on top of its own, another load or model.
 
     `removed` are arguments that the baseline has and the arm has not.
     """
@@ -76,6 +76,12 @@ class Arm:
     arguments: Mapping[str, JsonValue] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
     load: Load | None = None
+    model: ModelName | None = None
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether it is a lever of the engine, for which there may be a forecast."""
+        return self.load is None and self.model is None
 
     def on(self, base: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
         """The engine arguments of the arm."""
@@ -318,6 +324,7 @@ def _wide_model() -> Regime:
         Load(10, 32, 32, concurrency=1),
         base,
         (
+            Arm("half the weights", "helps", model="half"),
             _load("4 at a time", Load(40, 32, 32, concurrency=4)),
             _memory(base, 2, "does not help"),
             _blocks(64),

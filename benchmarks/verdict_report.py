@@ -161,7 +161,7 @@ def _causes(regimes: Sequence[RegimeResult]) -> str:
             rows.append(
                 [
                     f"`{regime.name}`",
-                    arm.name + ("" if arm.is_engine else " (load)"),
+                    arm.name + ("" if arm.is_engine else " \\*"),
                     arm.expected,
                     arm.problem or _ratio(ratio(regime, arm)),
                     _ratio(ratio(regime, arm, STEP)),
@@ -171,8 +171,8 @@ def _causes(regimes: Sequence[RegimeResult]) -> str:
     return f"""## Moving the lever, and moving others
 
 {agreed} of {asked} did as the truth says. A lever helps if it raises goodput by {HELPS:.0%} or more
-and in every round. Ratios to the baseline of the same round, with a 95% interval over rounds. Where
-an arm is marked as a load no engine argument moves what binds, so the load was moved.
+and in every round. Ratios to the baseline of the same round, with a 95% interval over rounds. Arms
+with a \\* move the load or the model: no argument of the engine moves what binds there.
 
 {_table(["regime", "arm", "truth says", "goodput", "decode step", "agrees"], rows)}"""
 

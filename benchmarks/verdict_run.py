@@ -89,25 +89,26 @@ def run_regime(regime: Regime, bench: Bench) -> RegimeResult:
     load_average = os.getloadavg()[0]
     goal = parse_goal(regime.goal)
     with ExitStack() as running:
-        server = running.enter_context(_launch(regime, regime.arguments, "baseline", bench))
+        base = Arm("baseline", "open")
+        server = running.enter_context(_launch(regime, base, bench))
         judged = _judge(regime, server, goal, bench)
         verdict = judged.profile.verdict
         _say(f"{regime.name}: {verdict.bottleneck} ({verdict.confidence}), {verdict.summary}")
         arms: list[tuple[Arm, RunningServer]] = []
         results: dict[str, ArmResult] = {}
         for arm in regime.arms:
-            result = ArmResult(name=arm.name, expected=arm.expected, is_engine=arm.load is None)
+            result = ArmResult(name=arm.name, expected=arm.expected, is_engine=arm.is_engine)
             its = server
             if arm.load is None:
-                arguments = arm.on(regime.arguments)
                 try:
-                    its = running.enter_context(_launch(regime, arguments, arm.name, bench))
+                    its = running.enter_context(_launch(regime, arm, bench))
                 except EngineError as error:
                     results[arm.name] = result.model_copy(update={"problem": error.message})
                     continue
+            if arm.is_engine:
                 result = result.model_copy(
                     update={
-                        "told": _told(judged.told, arguments),
+                        "told": _told(judged.told, arm.on(regime.arguments)),
                         "kv_tokens": its.effective.kv_cache_size_tokens,
                     }
                 )
@@ -144,12 +145,11 @@ def run_regime(regime: Regime, bench: Bench) -> RegimeResult:
     )
 
 
-def _launch(
-    regime: Regime, arguments: Mapping[str, JsonValue], name: str, bench: Bench
-) -> RunningServer:
+def _launch(regime: Regime, arm: Arm, bench: Bench) -> RunningServer:
+    model = str(bench.models[arm.model or regime.model])
     return bench.engine.launch(
-        ServerSpec(str(bench.models[regime.model]), served_model_name="m", arguments=arguments),
-        log_path=bench.logs / f"{regime.name}-{name.replace(' ', '-')}.log",
+        ServerSpec(model, served_model_name="m", arguments=arm.on(regime.arguments)),
+        log_path=bench.logs / f"{regime.name}-{arm.name.replace(' ', '-')}.log",
         start_timeout_s=START_TIMEOUT_S,
     )
 

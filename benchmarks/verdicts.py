@@ -20,7 +20,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from verdict_models import SHAPES, make_model
+from verdict_models import make_model
 from verdict_regimes import Regime, regimes
 from verdict_report import render
 from verdict_results import RegimeResult, Results
@@ -74,8 +74,9 @@ def _run(options: argparse.Namespace) -> Results:
         for regime in chosen:
             if regime.name in done:
                 continue
-            if regime.model in SHAPES and regime.model not in models:
-                models[regime.model] = make_model(regime.model, options.model, Path(folder))
+            wanted = (regime.model, *(arm.model or regime.model for arm in regime.arms))
+            for name in set(wanted) - set(models):
+                models[name] = make_model(name, options.model, Path(folder))
             bench = Bench(
                 engine=engine,
                 device=results.device,
