@@ -24,9 +24,6 @@ from verdict_results import (
 from kvtune.profilers.statistics import Estimate
 from kvtune.types import Bottleneck, StepTimeModel, Verdict
 
-WATCH_MOST_S = 60.0
-"""A pure watch is one of at most this long."""
-
 MIXED = "mixed"
 
 
@@ -59,11 +56,11 @@ def _head(results: Results) -> str:
 
 Made by [`benchmarks/verdicts.py`](../benchmarks/README.md) from its results.
 
-{device.name}, {device.count} CPUs, {ceilings.read_bytes_per_s / 1e9:.1f} GB/s of reads and
-{ceilings.matrix_flop_per_s / 1e12:.2f} TFLOP/s in {ceilings.matrix_dtype}, measured at the
-start{busy}.
-{engine.distribution} {engine.version}, {results.model}, kvtune {results.kvtune},
-{results.rounds} rounds, seed {results.seed}, {results.measured_at}, {minutes:.0f} minutes."""
+- {device.name}, {device.count} CPUs{busy}
+- measured at the start: {ceilings.read_bytes_per_s / 1e9:.1f} GB/s of reads,
+  {ceilings.matrix_flop_per_s / 1e12:.2f} TFLOP/s in {ceilings.matrix_dtype}
+- {engine.distribution} {engine.version}, {results.model}, kvtune {results.kvtune}
+- {results.rounds} rounds, seed {results.seed}, {minutes:.0f} minutes, {results.measured_at}"""
 
 
 def _verdicts(regimes: Sequence[RegimeResult]) -> str:
@@ -83,16 +80,16 @@ def _verdicts(regimes: Sequence[RegimeResult]) -> str:
         for regime in regimes
     ]
     slowest = max((regime.verdict_s for regime in regimes), default=0.0)
-    watched = [regime for regime in regimes if regime.load_s <= WATCH_MOST_S]
-    unprobed = sum(is_right(regime, regime.unprobed) for regime in watched)
-    counted = sum(is_right(regime, regime.counters_only) for regime in watched)
+    longest = max((regime.load_s for regime in regimes), default=0.0)
+    unprobed = sum(is_right(regime, regime.unprobed) for regime in regimes)
+    counted = sum(is_right(regime, regime.counters_only) for regime in regimes)
+    wrong = len(regimes) - right - abstained
     return f"""## Verdicts
 
-{right} of {len(regimes)} are right, {abstained} abstain, \
-{len(regimes) - right - abstained} are wrong. The slowest took {slowest:.0f} s from the first
-request, {WATCH_MOST_S:.0f} s being the most that a load took without its probe. The same load
-without the probe: {unprobed} of {len(watched)}; only watched, by somebody who knows the checkpoint
-but sent nothing: {counted} of {len(watched)}.
+{right} of {len(regimes)} are right, {abstained} abstain, {wrong} are wrong. The slowest took
+{slowest:.0f} s from the first request. Judged by the same load alone, of {longest:.0f} s at most
+and without the probe, {unprobed} are right; by the server's counters during it, {counted}: so much
+tells a watch of somebody who knows the checkpoint and sends nothing.
 
 {
         _table(
@@ -255,9 +252,9 @@ def _method(results: Results) -> str:
   the warm-up to the verdict; the forecasts come after it.
 - *No probe* judges that same run without the probe. *Only watched* judges its counters and gauges
   alone, without the client's records, the workload's fingerprint, or the figures of a client.
-- *Arms*: servers stand side by side, idle ones take no CPU, and loads take turns: baseline and arms
-  in order, {results.rounds} times over, prompts of which no other run has a token in common. One
-  run a round and arm; its goodput counts all requests that keep the limit of the regime's goal.
+- *Arms*: servers stand side by side, and idle ones take no CPU. Loads take turns,
+  {results.rounds} times over, another one first each time, with prompts that nobody has seen: one
+  run a round and arm. Goodput counts the requests that keep the limit of the regime's goal.
 - *Measured* is the ratio of geometric means over rounds. KV tokens are those that the engine
   reports when it has started.
 - Ceilings are the best of short runs and hold for a quiet machine; a busy one gives lower ones."""

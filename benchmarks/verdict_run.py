@@ -46,6 +46,9 @@ PROBE_S = 30.0
 
 WARMUP_REQUESTS = 1
 START_TIMEOUT_S = 300.0
+SETTLE_S = 3.0
+"""After servers have started: what is measured right then is some per cent slower."""
+
 KEPT = (GOODPUT, STEP, FIRST_TOKEN, "output_tokens_per_s", "failed_requests")
 
 
@@ -94,7 +97,7 @@ def run_regime(regime: Regime, bench: Bench) -> RegimeResult:
         judged = _judge(regime, server, goal, bench)
         verdict = judged.profile.verdict
         _say(f"{regime.name}: {verdict.bottleneck} ({verdict.confidence}), {verdict.summary}")
-        arms: list[tuple[Arm, RunningServer]] = []
+        arms = [(base, server)]
         results: dict[str, ArmResult] = {}
         for arm in regime.arms:
             result = ArmResult(name=arm.name, expected=arm.expected, is_engine=arm.is_engine)
@@ -114,14 +117,14 @@ def run_regime(regime: Regime, bench: Bench) -> RegimeResult:
                 )
             results[arm.name] = result
             arms.append((arm, its))
-        baseline: list[dict[str, float]] = []
+        time.sleep(SETTLE_S)
+        rounds: dict[str, list[dict[str, float]]] = {arm.name: [] for arm, _ in arms}
         for number in range(bench.rounds):
-            baseline.append(_send(regime, regime.load, server, goal, number, "baseline", bench))
-            for arm, its in arms:
+            first = number % len(arms)
+            for arm, its in arms[first:] + arms[:first]:
                 load = arm.load or regime.load
                 figures = _send(regime, load, its, goal, number, arm.name, bench)
-                before = results[arm.name]
-                results[arm.name] = before.model_copy(update={"rounds": (*before.rounds, figures)})
+                rounds[arm.name].append(figures)
     return RegimeResult(
         name=regime.name,
         truth=regime.truth,
@@ -138,8 +141,11 @@ def run_regime(regime: Regime, bench: Bench) -> RegimeResult:
         warnings=judged.profile.warnings,
         forecast_problem=judged.forecast_problem,
         counters={name: value for name, value in judged.run.counters.items() if value},
-        baseline=tuple(baseline),
-        arms=tuple(results.values()),
+        baseline=tuple(rounds[base.name]),
+        arms=tuple(
+            result.model_copy(update={"rounds": tuple(rounds.get(name, ()))})
+            for name, result in results.items()
+        ),
         load_average=load_average,
         wall_s=time.monotonic() - began_s,
     )
