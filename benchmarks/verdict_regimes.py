@@ -224,12 +224,12 @@ def _long_contexts() -> Regime:
 
 def _shared_context() -> Regime:
     base = _engine(112, 4096)
-    half = Load(24, 32, 96, concurrency=24, prefixes=1, prefix_tokens=1024)
+    half = Load(24, 32, 96, concurrency=24, prefixes=1, prefix_tokens=1792)
     return Regime(
         "bandwidth-shared",
         (Bottleneck.KV_BANDWIDTH,),
-        "24 at a time, 96 tokens each, over 2,048 tokens that all share",
-        Load(24, 32, 96, concurrency=24, prefixes=1, prefix_tokens=2048),
+        "24 at a time, 96 tokens each, over 3,584 tokens that all share",
+        Load(24, 32, 96, concurrency=24, prefixes=1, prefix_tokens=3584),
         base,
         (
             _load("half the resident context", half),

@@ -78,6 +78,7 @@ class Signs:
     kv_reads: Sign
     slow_arithmetic: Sign
     weight_traffic: Sign
+    explained: Sign
     fit_error: Sign
     misfit: Sign
     fitted_kv: Sign

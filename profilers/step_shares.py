@@ -144,6 +144,14 @@ def weight_traffic_share(window: Window) -> float | None:
     return share if share <= PEAK_MOST_SHARE else None
 
 
+def explained_share(window: Window) -> float | None:
+    """What an ideal device would need for a mean step, over what it took, at measured ceilings."""
+    ideal, weights = step_model(window), weight_traffic_share(window)
+    if ideal is None or weights is None or window.measured_ridge_tokens is None:
+        return None
+    return weights / ideal.weight_reads
+
+
 def shares_of(window: Window) -> dict[Bottleneck, float]:
     """Divide a mean step among bottlenecks, in decreasing order; at most 1 in all.
 
@@ -212,8 +220,9 @@ def _ideal_shares(window: Window) -> dict[Bottleneck, float]:
     ideal = step_model(window)
     if ideal is None:
         return {}
-    weights = weight_traffic_share(window)
-    if weights is None or window.measured_ridge_tokens is None:
+    # All three are in units of one read of the weights, whose share of the step is known.
+    scale = explained_share(window)
+    if scale is None:
         slow = slow_arithmetic_share(window)
         if slow is not None and slow - ideal.arithmetic > RIDGE_MOST_EFFECT_SHARE:
             return {}
@@ -221,8 +230,6 @@ def _ideal_shares(window: Window) -> dict[Bottleneck, float]:
             Bottleneck.KV_BANDWIDTH: ideal.kv_reads,
             Bottleneck.COMPUTE: ideal.arithmetic,
         }
-    # All three are in units of one read of the weights, whose share of the step is known.
-    scale = weights / ideal.weight_reads
     scale = min(scale, 1.0)
     return {
         Bottleneck.WEIGHT_BANDWIDTH: ideal.weight_reads * scale,

@@ -7,6 +7,7 @@ from kvtune.profilers.step_shares import (
     MISFIT_MOST_RATIO,
     PEAK_MOST_SHARE,
     FittedStep,
+    explained_share,
     fitted_step,
     predicted_ratio,
     slow_arithmetic_share,
@@ -87,6 +88,14 @@ def _modelled_signs(window: Window) -> dict[str, Sign]:
             "bytes of the weights, steps, the device's read ceiling",
             "reading the weights once a step keeps the memory busy",
             MEASURE_CEILINGS if window.peak_bytes_per_s is None else "",
+        ),
+        "explained": make_sign(
+            "modelled_step_of_observed",
+            explained_share(window),
+            PEAK_LEAST_SHARE,
+            "model of a step, the device's ceilings, steps",
+            "what an ideal device would need is most of what steps took",
+            "",
         ),
     }
 

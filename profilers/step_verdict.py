@@ -49,14 +49,16 @@ def _by_step_time(window: Window, signs: Signs) -> Finding | None:
         return None if signs.fit_error.holds else _mixed_fitted(signs)
     if fitted.weights is None or fitted.overhead is None:
         return fixed_price(f"{fitted.fixed:.0%} of a step")
-    most = max(fitted.weights, fitted.overhead)
-    sure = best if most >= STEP_LEAST_SHARE else "medium"
-    why = f"{most:.0%} of a step"
-    return (
-        weight_bandwidth(sure, f"{why}, at the memory's measured speed")
-        if fitted.weights >= fitted.overhead
-        else overhead(sure, why)
-    )
+    # Kernels are not as fast as the measured ceiling: weights take their share at least, and as
+    # much of the price as they would at the lowest speed that still keeps the memory busy.
+    if fitted.weights >= PEAK_LEAST_SHARE * fitted.fixed:
+        sure = best if fitted.weights >= STEP_LEAST_SHARE else "medium"
+        return weight_bandwidth(
+            sure, f"at least {fitted.weights:.0%} of a step, at the memory's measured speed"
+        )
+    slow_weights = fitted.weights / PEAK_LEAST_SHARE
+    sure = best if fitted.fixed - slow_weights >= STEP_LEAST_SHARE else "medium"
+    return overhead(sure, f"{fitted.overhead:.0%} of a step")
 
 
 def _between(low: float | None, high: float | None) -> str:
@@ -92,9 +94,20 @@ def _weights_or_overhead(signs: Signs, why: str) -> Finding:
 
 
 def _by_model(signs: Signs) -> Finding:
-    """From the division of a mean step on an ideal device, which is weaker evidence."""
+    """From the division of a mean step on an ideal device, which is weaker evidence.
+
+    It is weak where all that the ideal device would need explains little of what steps took.
+    """
+    explained = signs.explained.value
     if signs.arithmetic.holds:
-        return compute("medium", f"{signs.arithmetic.value:.0%} of a modelled step")
+        is_weak = signs.explained.fails and not signs.prefill.holds
+        sure: Confidence = "low" if is_weak else "medium"
+        of = (
+            ""
+            if explained is None
+            else f", and the model explains {explained:.0%} of the real ones"
+        )
+        return compute(sure, f"{signs.arithmetic.value:.0%} of a modelled step{of}")
     if signs.weight_reads.holds:
         why = f"weights are {signs.weight_reads.value:.0%} of a modelled step"
         return _weights_or_overhead(signs, why)

@@ -120,11 +120,13 @@ def test_fit_with_large_errors_is_believed_less():
     [
         (0.06, Bottleneck.WEIGHT_BANDWIDTH, "high"),
         (0.045, Bottleneck.WEIGHT_BANDWIDTH, "medium"),
-        (0.02, Bottleneck.OVERHEAD, "high"),
+        (0.029, Bottleneck.WEIGHT_BANDWIDTH, "medium"),
+        (0.027, Bottleneck.OVERHEAD, "medium"),
+        (0.01, Bottleneck.OVERHEAD, "high"),
         (None, Bottleneck.ABSTAIN, "low"),
     ],
 )
-def test_fixed_price_is_divided_at_the_ceiling(weight_read_s, bottleneck, confidence):
+def test_fixed_price_is_overhead_only_if_weights_cannot_be_most_of_it(weight_read_s, bottleneck, confidence):
     model = model_of(fixed_s=0.08, per_kv_token_s=1e-6, weight_read_s=weight_read_s)
     verdict = judge(stepping(step_time=model))
     assert (verdict.bottleneck, verdict.confidence) == (bottleneck, confidence)
