@@ -49,6 +49,27 @@ def test_without_ceilings_prompts_may_be_what_takes_the_time():
     assert known.bottleneck is Bottleneck.COMPUTE
 
 
+@pytest.mark.parametrize(("prefill_s", "confidence"), [(0.0, "low"), (300.0, "medium")])
+def test_a_model_that_explains_little_of_the_steps_needs_another_sign(prefill_s, confidence):
+    # The ideal device would need 0.05 s of each step of 1.9 s.
+    seen = stepping(
+        window_s=203.0,
+        requests=24,
+        prompt=896,
+        answer=8,
+        steps=108,
+        step_tokens=24 * 904,
+        prefill_s=prefill_s,
+        decode_s=100.0,
+        peak_bytes_per_s=58e9,
+        peak_flops_per_s=1e12,
+    )
+    verdict = judge(seen)
+    assert row(verdict, "modelled_step_of_observed").value == pytest.approx(0.03, abs=0.005)
+    assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.COMPUTE, confidence)
+    assert "explains 3% of the real ones" in verdict.summary
+
+
 def test_weights_read_far_below_the_ceiling_are_overhead():
     # Ten times the time of the recorded steps: 6% of the peak.
     slow = {"tflops_per_s": 0, "gbytes_per_s": 0}
@@ -126,7 +147,9 @@ def test_fit_with_large_errors_is_believed_less():
         (None, Bottleneck.ABSTAIN, "low"),
     ],
 )
-def test_fixed_price_is_overhead_only_if_weights_cannot_be_most_of_it(weight_read_s, bottleneck, confidence):
+def test_fixed_price_is_overhead_only_if_weights_cannot_be_most_of_it(
+    weight_read_s, bottleneck, confidence
+):
     model = model_of(fixed_s=0.08, per_kv_token_s=1e-6, weight_read_s=weight_read_s)
     verdict = judge(stepping(step_time=model))
     assert (verdict.bottleneck, verdict.confidence) == (bottleneck, confidence)
