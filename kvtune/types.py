@@ -520,7 +520,8 @@ class QualityFigure(Stored):
     `candidate` and `baseline` are means, `change` is the mean of the paired differences with its
     interval, and `floor` the same for the baseline against itself. `broken` items were fine with
     the baseline and are not now, `mended` ones the other way round. `items_needed` is how many
-    items could support the limit; `None` when these do, or no number would.
+    items could support the limit; `None` when these do, or no number would. The report's outcome is
+    made of those that `decides`; the others only inform.
     """
 
     suite: str
@@ -538,6 +539,7 @@ class QualityFigure(Stored):
     broken: int = 0
     mended: int = 0
     items_needed: int | None = None
+    decides: bool = True
     outcome: Literal["pass", "fail", "unclear"]
     because: str
 

@@ -74,18 +74,21 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Whether a limit holds, and why. Without anything to lose, no number of items tells."""
+    """Whether a limit holds, and why."""
 
     outcome: Literal["pass", "fail", "unclear"]
     because: str
     items_needed: int | None = None
-    has_something_to_lose: bool = True
 
 
 class Evidence(ABC):
-    """What rows of one metric say. `worse` is the p-value of "no worse than the limit"."""
+    """What rows of one metric say. `worse` is the p-value of "no worse than the limit".
+
+    Where the baseline has not `something_to_lose`, no number of items tells anything.
+    """
 
     worse: float
+    something_to_lose = True
 
     def __init__(self, rows: Sequence[Row], limit: float) -> None:
         self.metric = rows[0].metric
@@ -141,6 +144,7 @@ class Difference(Evidence):
         super().__init__(rows, limit)
         self._margin = limit / _range(self.metric)
         self._bounded = self.metric.bounds is not None
+        self.something_to_lose = not self._bounded or self._headroom() >= LEAST_HEADROOM
         self.worse = self._worse(self.gains)
         # What the two runs lost beside each other: a change that both show is the baseline's own.
         beside = [row.gain - gain for row in rows if (gain := row.floor_gain) is not None]
@@ -157,12 +161,11 @@ class Difference(Evidence):
         (_, low, high), _ = self._estimate(self.gains)
         allowed = _change(self.metric, self._margin)
         happened = self._happened()
-        if self._bounded and self._headroom() < LEAST_HEADROOM:
+        if not self.something_to_lose:
             return Ruling(
                 "unclear",
                 f"not informative: the baseline itself scores {_level(self.metric, self.baseline)} "
                 f"on {_items(self.items)}, so there is nothing to lose",
-                has_something_to_lose=False,
             )
         if adjusted <= SIGNIFICANT and self._worse_than_floor <= SIGNIFICANT:
             surely = "" if high is None else f"at least {_change(self.metric, -high)} worse, "

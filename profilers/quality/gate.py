@@ -1,13 +1,15 @@
 """The gate: every figure of a comparison, and one outcome that the worst category decides.
 
 A pass needs every figure that counts to pass, so each is tested at 5% by itself. A failure needs
-one figure that fails, so all p-values of a report are corrected together (Holm): a baseline
-against itself fails in at most 5% of reports. By default each category counts with its suite's
-headline metric and its levels; given limits, what they name counts and nothing else, besides broken
-outputs. A category in which the baseline has nothing to lose counts only when a limit names it. All
-items of a suite together (category "") count when a limit names them ("mean-..."), and
-when they fail: a mean that lost more than the limit proves that some category did. They are taken
-as independent; where categories ask about the same texts, their interval is a little too narrow.
+one figure that fails, so the p-values of all that can make a report fail are corrected together
+(Holm): a baseline against itself fails in at most 5% of reports. Those that only inform are
+corrected among themselves, so that they cost the others no power. By default each category counts
+with its suite's headline metric and its levels; given limits, what they name counts and nothing
+else, besides broken outputs, which alone are no pass. A category in which the baseline has nothing
+to lose counts only when a limit names it, and never fails. All items of a suite together (category
+"") count when a limit names them ("mean-..."), and when they fail: a mean that lost more than the
+limit proves that some category did. They are taken as independent; where categories ask about the
+same texts, their interval is a little too narrow.
 """
 
 from __future__ import annotations
@@ -41,6 +43,12 @@ class _Case:
     category: str
     evidence: Evidence
     counts: _Counts
+    spoiled: str | None
+
+    @property
+    def can_fail(self) -> bool:
+        """Whether any answers could have made it fail."""
+        return self.spoiled is None and self.evidence.something_to_lose
 
 
 def judge(
@@ -52,7 +60,23 @@ def judge(
 
     `spoiled` says of suites that cannot be judged why; all their figures are unclear.
     """
-    return tuple(figure for figure, _ in _judged(rows, limits, spoiled or {}))
+    cases = [
+        _case(group, suite, category, limits, (spoiled or {}).get(suite))
+        for (suite, _, category), group in _grouped(rows).items()
+    ]
+    rulings: dict[int, Ruling] = {}
+    for informs in (False, True):
+        family = [
+            number
+            for number, case in enumerate(cases)
+            if case.can_fail and (case.counts is _Counts.NEVER) is informs
+        ]
+        adjusted = paired.holm([cases[number].evidence.worse for number in family])
+        for number, probability in zip(family, adjusted, strict=True):
+            rulings[number] = cases[number].evidence.rule(probability, len(family))
+    return tuple(
+        _figure(case, rulings.get(number) or _unjudged(case)) for number, case in enumerate(cases)
+    )
 
 
 def report(
@@ -69,48 +93,24 @@ def report(
 
     A suite that was skipped and a limit that nothing answers leave the outcome unclear.
     """
-    judged = _judged(rows, limits, spoiled or {})
-    outcomes: list[Outcome] = [
-        figure.outcome
-        for figure, counts in judged
-        if counts is _Counts.ALWAYS
-        or (counts is _Counts.WHEN_IT_FAILS and figure.outcome == "fail")
-    ]
+    figures = judge(rows, limits, spoiled)
+    outcomes: list[Outcome] = [figure.outcome for figure in figures if figure.decides]
     warnings = [*warnings]
     for limit in limits:
-        if not any(_answers(figure, limit) for figure, _ in judged):
+        if not any(_answers(figure, limit) for figure in figures):
             outcomes.append("unclear")
             warnings.append(f"nothing was asked that {limit_text(limit)!r} could be judged by")
-    if skipped or not outcomes:
+    judges_answers = any(figure.decides and figure.suite != ANY for figure in figures)
+    if skipped or not (judges_answers or limits):
         outcomes.append("unclear")
     return QualityReport(
         outcome=next(each for each in ("fail", "unclear", "pass") if each in outcomes),
-        figures=tuple(figure for figure, _ in judged),
+        figures=figures,
         samples=tuple(samples),
         points=tuple(points),
         skipped=dict(skipped or {}),
         warnings=tuple(warnings),
     )
-
-
-def _judged(
-    rows: Iterable[Row], limits: Sequence[Limit], spoiled: Mapping[str, str]
-) -> list[tuple[QualityFigure, _Counts]]:
-    cases = [
-        _case(group, suite, category, limits)
-        for (suite, _, category), group in _grouped(rows).items()
-    ]
-    adjusted = paired.holm([case.evidence.worse for case in cases])
-    judged = []
-    for case, probability in zip(cases, adjusted, strict=True):
-        ruling = (
-            Ruling("unclear", spoiled[case.suite])
-            if case.suite in spoiled
-            else case.evidence.rule(probability, len(cases))
-        )
-        asked = ruling.has_something_to_lose or limits
-        judged.append((_figure(case, ruling), case.counts if asked else _Counts.NEVER))
-    return judged
 
 
 def _grouped(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
@@ -122,19 +122,33 @@ def _grouped(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
     return groups
 
 
-def _case(rows: Sequence[Row], suite: str, category: str, limits: Sequence[Limit]) -> _Case:
+def _case(
+    rows: Sequence[Row],
+    suite: str,
+    category: str,
+    limits: Sequence[Limit],
+    spoiled: str | None,
+) -> _Case:
     metric = rows[0].metric
     pooled = any(row.category != category for row in rows)
     limit = find_limit(limits, suite, metric.name, category, pooled=pooled)
+    value = metric.limit if limit is None else limit.value
+    found = evidence(rows, value)
     named = limit is not None if limits else rows[0].headline or metric.kind == "level"
-    if not named and suite != ANY:
+    if (not named and suite != ANY) or not (limits or found.something_to_lose):
         counts = _Counts.NEVER
     elif pooled and not (limit and limit.pooled):
         counts = _Counts.WHEN_IT_FAILS
     else:
         counts = _Counts.ALWAYS
-    value = metric.limit if limit is None else limit.value
-    return _Case(suite, category, evidence(rows, value), counts)
+    return _Case(suite, category, found, counts, spoiled)
+
+
+def _unjudged(case: _Case) -> Ruling:
+    """The ruling on what cannot fail; unclear."""
+    if case.spoiled is not None:
+        return Ruling("unclear", case.spoiled)
+    return case.evidence.rule(1.0, 1)
 
 
 def _figure(case: _Case, ruling: Ruling) -> QualityFigure:
@@ -155,6 +169,8 @@ def _figure(case: _Case, ruling: Ruling) -> QualityFigure:
         broken=found.broken,
         mended=found.mended,
         items_needed=ruling.items_needed,
+        decides=case.counts is _Counts.ALWAYS
+        or (case.counts is _Counts.WHEN_IT_FAILS and ruling.outcome == "fail"),
         outcome=ruling.outcome,
         because=ruling.because,
     )

@@ -127,6 +127,63 @@ def test_category_with_nothing_to_lose_decides_only_when_a_limit_names_it():
     assert report(rows([(0.0, 0.0)] * 60)).outcome == "unclear"
 
 
+def test_figures_that_cannot_decide_cost_no_power():
+    telling = rows(changed(8, 0, 20))
+    unread = [
+        row
+        for number in range(30)
+        for row in rows(changed(1, 0, 20), category=f"c{number}", suite="side", headline=False)
+    ]
+    hopeless = [
+        row for number in range(30) for row in rows([(0.0, 0.0)] * 20, category=f"h{number}")
+    ]
+    spoiled = [row for n in range(30) for row in rows(changed(0, 0, 20), LEAK, f"s{n}", "leakage")]
+    found = report([*telling, *unread, *hopeless, *spoiled], spoiled={"leakage": "timeouts"})
+    assert figure_of(found.figures).outcome == "fail"
+    assert found.outcome == "fail"
+
+
+def test_figures_that_only_inform_are_still_corrected_among_themselves():
+    values = changed(8, 0, 20)
+    many = [
+        row
+        for number in range(40)
+        for row in rows(changed(0, 0, 20), category=f"c{number}", headline=False)
+    ]
+    alone = judge(rows(values, headline=False))
+    among = judge([*rows(values, headline=False), *many])
+    assert figure_of(alone).outcome == "fail"
+    assert figure_of(among).outcome == "unclear"
+
+
+def test_figures_say_whether_they_decide():
+    found = [
+        *rows(changed(0, 0, 60)),
+        *rows([(0.0, 0.0)] * 60, category="hard"),
+        *rows([(0.0, 0.0)] * 60, LEAK, headline=False),
+    ]
+    deciding = {(each.category, each.metric) for each in report(found).figures if each.decides}
+    assert deciding == {("single", "recall")}
+    limit = [Limit("needle", RECALL, 0.05, category="hard")]
+    deciding = {each.category for each in report(found, limit).figures if each.decides}
+    assert deciding == {"hard"}
+
+
+def test_a_suite_that_fails_together_decides():
+    broken = [row for n in range(6) for row in rows(changed(4, 0, 4), category=f"c{n}")]
+    assert figure_of(report(broken).figures, "").decides
+    fine = [row for n in range(6) for row in rows(changed(0, 0, 4), category=f"c{n}")]
+    assert not figure_of(report(fine).figures, "").decides
+
+
+def test_sane_outputs_alone_are_no_pass_unless_a_limit_asks_for_no_more():
+    sane = rows([(0.0, 0.0)] * 200, BROKEN_OUTPUT, suite=ANY, category="")
+    found = report([*sane, *rows([(0.0, 0.0)] * 200)])
+    assert figure_of(found.figures, "", "broken-output", ANY).outcome == "pass"
+    assert found.outcome == "unclear"
+    assert report(sane, [Limit(ANY, BROKEN_OUTPUT, 0.02)]).outcome == "pass"
+
+
 def test_a_baseline_that_leaks_all_has_nothing_to_lose_either():
     assert judged([(1.0, 1.0)] * 80, LEAK).because.startswith("not informative")
     assert judged([(0.0, 0.0)] * 80, LEAK).outcome == "pass"
