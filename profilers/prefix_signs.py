@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from kvtune.profilers.prefix_use import (
-    HITS,
-    IDLE,
-    LOOKUPS_MOST_PER_PROMPT,
-    QUERIES,
-    REUSE_GAP,
-    PrefixUse,
-    prefix_use,
-)
+from kvtune.profilers.prefix_use import IDLE, REUSE_GAP, PrefixUse, prefix_use
 from kvtune.profilers.sign import TELL_CONFIGURATION, Sign, make_sign
 from kvtune.profilers.step_shares import fitted_step, step_model
-from kvtune.profilers.window import STEP_TOKENS, Window
+from kvtune.profilers.window import (
+    HITS,
+    LOOKUPS_MOST_PER_PROMPT,
+    QUERIES,
+    STEP_TOKENS,
+    Window,
+)
 
 PREFIX_LEAST_SHARE = 0.2
 """A fifth of the prompt tokens: fewer are within what order and timing of requests do to hits."""

@@ -12,19 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kvtune.profilers.window import STEP_TOKENS, Window
-
-QUERIES = "vllm:prefix_cache_queries_total"
-HITS = "vllm:prefix_cache_hits_total"
-PROMPTS = "vllm:prompt_tokens_total"
-CACHED = "vllm:prompt_tokens_cached_total"
-"""Of the prompt tokens, those that were not computed; counted once a request."""
+from kvtune.profilers.window import CACHED, GENERATED, HITS, PROMPTS, QUERIES, Window
 
 IDLE = "vllm:kv_block_idle_before_evict_seconds"
 REUSE_GAP = "vllm:kv_block_reuse_gap_seconds"
-
-LOOKUPS_MOST_PER_PROMPT = 1.05
-"""More lookups than prompt tokens were repeated; 5% is what the edges of a window can do."""
 
 GROWTHS_LEAST = 4
 """Fewer readings with new lookups in a half of the window compare single requests."""
@@ -64,14 +55,13 @@ class PrefixUse:
 
 def prefix_use(window: Window) -> PrefixUse:
     """Read a window's prefix counters."""
-    lookups = _lookups_per_prompt(window)
-    hits = _hits(window, lookups)
+    hits = window.prefix_hits
     most = _reusable_share(window)
     reusable = _reusable_again(window, most)
     is_on = window.effective is None or window.effective.enable_prefix_caching is not False
     return PrefixUse(
         hits=hits,
-        lookups_per_prompt=lookups,
+        lookups_per_prompt=window.lookups_per_prompt,
         reusable=reusable,
         missed=None if hits is None or reusable is None or not is_on else max(0.0, reusable - hits),
         beyond=None if hits is None or most is None else max(0.0, hits - most),
@@ -80,22 +70,6 @@ def prefix_use(window: Window) -> PrefixUse:
         fall=_fall(window),
         idle_per_gap=_idle_per_gap(window),
     )
-
-
-def _lookups_per_prompt(window: Window) -> float | None:
-    queries, prompts = window.counters.get(QUERIES), window.counters.get(PROMPTS)
-    return queries / prompts if queries is not None and prompts else None
-
-
-def _hits(window: Window, lookups_per_prompt: float | None) -> float | None:
-    counters = window.counters
-    prompts, cached = counters.get(PROMPTS), counters.get(CACHED)
-    if prompts and cached is not None:
-        return min(1.0, cached / prompts)
-    if lookups_per_prompt is None or lookups_per_prompt > LOOKUPS_MOST_PER_PROMPT:
-        return None
-    queries, hits = counters.get(QUERIES), counters.get(HITS)
-    return min(1.0, hits / queries) if queries and hits is not None else None
 
 
 def _reusable_share(window: Window) -> float | None:
@@ -131,8 +105,10 @@ def _below_blocks(window: Window) -> float | None:
 
 def _turnover(window: Window) -> float | None:
     size = window.effective.kv_cache_size_tokens if window.effective is not None else None
-    stored = window.counters.get(STEP_TOKENS)
-    return stored / (size * window.engines) if size and stored is not None else None
+    computed, generated = window.computed_prompt_tokens, window.counters.get(GENERATED)
+    if not size or computed is None or generated is None:
+        return None
+    return (computed + generated) / (size * window.engines)
 
 
 def _fall(window: Window) -> float | None:

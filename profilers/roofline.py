@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvtune.policies.model_flops import TokenFlops
-from kvtune.profilers.prefix_use import prefix_use
 from kvtune.profilers.step_shares import fitted_step, predicted_ratio
 from kvtune.profilers.window import Window
 
@@ -121,7 +120,7 @@ def _work(window: Window, flops: TokenFlops, devices: int) -> tuple[Work, ...]:
         duration_s=_decode_s(window),
     )
     found = [decode]
-    cached_tokens = (prefix_use(window).hits or 0.0) * prompt_tokens
+    cached_tokens = (window.prefix_hits or 0.0) * prompt_tokens
     limit = window.effective.max_num_batched_tokens if window.effective is not None else None
     at_once = min(prompt_tokens - cached_tokens, limit or prompt_tokens)
     if at_once >= 1:

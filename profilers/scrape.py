@@ -15,6 +15,7 @@ What vLLM exports, of what is read here, by version (from `vllm/v1/metrics` of e
     vllm:estimated_*_per_gpu (with --enable-mfu-metrics)   from 0.18
     vllm:num_requests_waiting_by_reason                    from 0.20
     kv_cache_size_tokens in vllm:cache_config_info         from 0.24
+    vllm:iteration_tokens_total without cached tokens      from pull request 43346, May 2026
     everything else                                        from 0.10 to 0.32
 """
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvtune.profilers.prefix_use import prefix_use
 from kvtune.profilers.window import RIDGE_LEAST_TOKENS, Window
 from kvtune.types import Bottleneck
 
@@ -109,9 +108,9 @@ def fitted_step(window: Window) -> FittedStep | None:
     if model.weight_read_s is not None:
         weights = min(model.weight_read_s, costs.fixed_s) / total_s
         overhead = costs.fixed_s / total_s - weights
-    prefill_tokens = window.prefill_tokens_per_step or 0.0
+    prefill_tokens = window.prefill_tokens_per_step
     prefill_s = total_s - costs.total_s
-    if prefill_tokens < sequences:
+    if prefill_tokens is not None and prefill_tokens < sequences:
         # Few prompt tokens can't explain much: at most what as many decoded ones cost.
         prefill_s = min(prefill_s, prefill_tokens * costs.sequences_s / sequences)
     kv, kv_low, kv_high = (
@@ -201,14 +200,15 @@ def _costs(window: Window) -> _Costs | None:
     )
     costs = _Costs(fixed_s, sequences_s, max(0.0, per_token.estimate) * kv_tokens, low_s, high_s)
     observed_s = window.mean_step_s
-    shared = prefix_use(window).hits or 0.0
+    shared = window.prefix_hits or 0.0
     if observed_s is None or costs.total_s <= observed_s or shared < SHARED_LEAST_SHARE:
         return costs
     left_s = max(0.0, observed_s - fixed_s - sequences_s)
     # What is left may hold the arithmetic of prompts too, so at least that much less is KV's.
-    prompts_s = (
-        sequences_s / sequences * (window.prefill_tokens_per_step or 0.0) if sequences else 0
-    )
+    prefill_tokens = window.prefill_tokens_per_step
+    prompts_s = left_s
+    if prefill_tokens is not None:
+        prompts_s = sequences_s / sequences * prefill_tokens if sequences else 0.0
     return costs._replace(
         kv_s=left_s,
         kv_low_s=None if low_s is None else min(max(0.0, left_s - prompts_s), low_s),

@@ -22,6 +22,12 @@ PREEMPTIONS = "vllm:num_preemptions_total"
 STEPS = "vllm:iteration_tokens_total_count"
 STEP_TOKENS = "vllm:iteration_tokens_total_sum"
 GENERATED = "vllm:generation_tokens_total"
+PROMPTS = "vllm:prompt_tokens_total"
+CACHED = "vllm:prompt_tokens_cached_total"
+"""Of the prompt tokens, those that were not computed; counted once a request."""
+
+QUERIES = "vllm:prefix_cache_queries_total"
+HITS = "vllm:prefix_cache_hits_total"
 PREFILL_S = "vllm:request_prefill_time_seconds_sum"
 DECODE_S = "vllm:request_decode_time_seconds_sum"
 QUEUE_S = "vllm:request_queue_time_seconds_sum"
@@ -37,6 +43,10 @@ an AMX server about 200. A high ridge calls less work compute-bound."""
 
 RIDGE_LEAST_TOKENS = 15.0
 """Two cores of a server without AMX reached 17 flop/byte (1.0 Tflop/s, 58 GB/s)."""
+
+
+LOOKUPS_MOST_PER_PROMPT = 1.05
+"""More lookups than prompt tokens were repeated; 5% is what the edges of a window can do."""
 
 
 class Moment(NamedTuple):
@@ -203,10 +213,45 @@ class Window:
     @property
     def prefill_tokens_per_step(self) -> float | None:
         """Prompt tokens computed in a mean step, without what a preemption recomputes."""
+        tokens = self.computed_prompt_tokens
+        return tokens / self.steps if self.steps and tokens is not None else None
+
+    @property
+    def computed_prompt_tokens(self) -> float | None:
+        """Prompt tokens that were computed, without what a preemption recomputes.
+
+        The tokens of steps held those from the prefix cache too until vLLM pull request 43346, of
+        May 2026. Where only repeated lookups tell of these, nobody knows how many they were.
+        """
         tokens, generated = self.counters.get(STEP_TOKENS), self.counters.get(GENERATED)
-        if not self.steps or tokens is None or generated is None:
+        if tokens is None or generated is None:
             return None
-        return max(0.0, tokens - generated) / self.steps
+        counted = max(0.0, tokens - generated)
+        prompts, hits = self.counters.get(PROMPTS), self.prefix_hits
+        if prompts is None or not (self.counters.get(CACHED) or self.counters.get(HITS)):
+            return counted
+        return None if hits is None else min(counted, prompts * (1 - hits))
+
+    @property
+    def prefix_hits(self) -> float | None:
+        """Share of the prompt tokens that came from the prefix cache.
+
+        Unknown where lookups were repeated and only they tell of hits.
+        """
+        prompts, cached = self.counters.get(PROMPTS), self.counters.get(CACHED)
+        if prompts and cached is not None:
+            return min(1.0, cached / prompts)
+        lookups = self.lookups_per_prompt
+        if lookups is None or lookups > LOOKUPS_MOST_PER_PROMPT:
+            return None
+        queries, hits = self.counters.get(QUERIES), self.counters.get(HITS)
+        return min(1.0, hits / queries) if queries and hits is not None else None
+
+    @property
+    def lookups_per_prompt(self) -> float | None:
+        """Tokens that were looked up in the prefix cache a prompt token."""
+        queries, prompts = self.counters.get(QUERIES), self.counters.get(PROMPTS)
+        return queries / prompts if queries is not None and prompts else None
 
     @property
     def ridge_tokens(self) -> float:

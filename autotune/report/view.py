@@ -13,10 +13,11 @@ from kvtune.policies.model_config import load_config
 from kvtune.policies.model_flops import TokenFlops, token_flops_of
 from kvtune.profilers.arrivals import Arrivals, arrivals
 from kvtune.profilers.prefix_signs import BEYOND_LEAST_SHARE, PREFIX_LEAST_SHARE
-from kvtune.profilers.prefix_use import LOOKUPS_MOST_PER_PROMPT, PrefixUse, prefix_use
+from kvtune.profilers.prefix_use import PrefixUse, prefix_use
 from kvtune.profilers.roofline import Roofline, Work, roofline
 from kvtune.profilers.server_lengths import ANSWERS, PROMPTS, server_lengths
 from kvtune.profilers.step_parts import StepParts, step_parts
+from kvtune.profilers.window import LOOKUPS_MOST_PER_PROMPT
 from kvtune.types import Forecast, Histogram, LoadRun, Profile, WorkloadFingerprint
 
 

@@ -9,10 +9,11 @@ from kvtune.autotune.report.page import Page, render_page
 from kvtune.autotune.report.view import ProfileView, WorkloadView
 from kvtune.policies.model_flops import TokenFlops
 from kvtune.profilers.arrivals import Arrivals
-from kvtune.profilers.prefix_use import CACHED, PROMPTS, prefix_use
+from kvtune.profilers.prefix_use import prefix_use
 from kvtune.profilers.roofline import roofline
 from kvtune.profilers.step_parts import step_parts
 from kvtune.profilers.verdict import judge
+from kvtune.profilers.window import CACHED, PROMPTS
 from kvtune.types import (
     Ceilings,
     Device,

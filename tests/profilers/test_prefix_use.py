@@ -7,7 +7,8 @@ from contracts.windows import revisited_prefixes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.profilers.prefix_use import CACHED, HITS, PROMPTS, QUERIES, prefix_use
+from kvtune.profilers.prefix_use import prefix_use
+from kvtune.profilers.window import CACHED, HITS, PROMPTS, QUERIES
 
 
 def use_of(counters, **changed):

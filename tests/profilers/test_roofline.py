@@ -4,8 +4,8 @@ import pytest
 from contracts.windows import KV_BYTES_PER_TOKEN, WEIGHT_BYTES, step_time, stepping
 
 from kvtune.policies.model_flops import TokenFlops
-from kvtune.profilers.prefix_use import CACHED, PROMPTS
 from kvtune.profilers.roofline import roofline
+from kvtune.profilers.window import CACHED, PROMPTS
 
 FLOPS = TokenFlops(layers_flop=200e6, head_flop=50e6, context_flop=70e3)
 PEAKS = {"peak_flops_per_s": 1e12, "peak_bytes_per_s": 50e9}

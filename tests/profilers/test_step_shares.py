@@ -47,6 +47,17 @@ def test_few_prompt_tokens_do_not_explain_what_is_left():
     assert fitted_step(seen).prefill == pytest.approx(0.05)
 
 
+def test_what_is_left_may_be_prefill_where_it_is_not_known_how_many_tokens_were_computed():
+    repeated = {
+        "vllm:prompt_tokens_total": 10_000,
+        "vllm:prefix_cache_queries_total": 20_000,
+        "vllm:prefix_cache_hits_total": 12_000,
+    }
+    seen = stepping(counters=repeated, step_time=step_time(0.02, 0.0025, 10e-6))
+    assert seen.prefill_tokens_per_step is None
+    assert fitted_step(seen).prefill == pytest.approx(0.26)
+
+
 @pytest.mark.parametrize(("fixed_s", "fits"), [(0.149, True), (0.151, False)])
 def test_a_model_that_predicts_far_longer_steps_is_not_used(fixed_s, fits):
     fitted = fitted_step(stepping(step_time=step_time(fixed_s, 0, 0)))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from contracts.windows import prefill_only, stepping
 
-from kvtune.profilers.window import Window
+from kvtune.profilers.window import CACHED, HITS, PROMPTS, QUERIES, Window
 
 
 def with_engines(seen, engines):
@@ -19,6 +19,31 @@ def test_a_mean_step_is_read_from_counters():
     assert seen.prefill_tokens_per_step == pytest.approx(20)
     assert seen.kv_tokens_per_step == pytest.approx(4400)
     assert seen.kv_bytes_per_step == pytest.approx(4400 * 23_040)
+
+
+# 10,000 prompt tokens, 8,000 of them from the cache, and 400 generated ones.
+COMPUTED, WITH_CACHED = 2000 + 400, 10_000 + 400
+
+
+@pytest.mark.parametrize(
+    ("step_tokens", "counters", "computed"),
+    [
+        (COMPUTED, {PROMPTS: 10_000, CACHED: 8000}, 2000),
+        (WITH_CACHED, {PROMPTS: 10_000, CACHED: 8000}, 2000),
+        (WITH_CACHED, {PROMPTS: 10_000, QUERIES: 10_000, HITS: 8000}, 2000),
+        (WITH_CACHED, {PROMPTS: 10_000, QUERIES: 20_000, HITS: 18_000}, None),
+        (WITH_CACHED, {PROMPTS: 10_000, QUERIES: 20_000, HITS: 0}, 10_000),
+        (WITH_CACHED, {PROMPTS: 10_000, QUERIES: 0, HITS: 0}, 10_000),
+        (WITH_CACHED, {}, 10_000),
+    ],
+    ids=["new", "before 43346", "before 0.16", "repeated", "no hits", "caching off", "unknown"],
+)
+def test_cached_prompt_tokens_are_not_computed_though_old_versions_count_them(
+    step_tokens, counters, computed
+):
+    seen = stepping(step_tokens=step_tokens, counters=counters)
+    expected = (None, None) if computed is None else pytest.approx((computed, computed / 100))
+    assert (seen.computed_prompt_tokens, seen.prefill_tokens_per_step) == expected
 
 
 def test_idle_time_is_no_time_of_steps():

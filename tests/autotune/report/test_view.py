@@ -14,7 +14,7 @@ from kvtune.autotune.report.view import (
     workload_view,
 )
 from kvtune.autotune.report.view import profile_view as view_of
-from kvtune.profilers.prefix_use import CACHED, HITS, PROMPTS, QUERIES
+from kvtune.profilers.window import CACHED, HITS, PROMPTS, QUERIES
 from kvtune.types import LoadRun, RequestRecord
 
 
