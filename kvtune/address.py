@@ -37,7 +37,7 @@ def read_address(
 
     Without `api_key` the one in `KVTUNE_API_KEY` is sent, as a bearer token; a name and password in
     the address come before it. The metrics address gets the same authorization if it is on the
-    same host, else only what it carries itself.
+    same host and no less encrypted, else only what it carries itself.
 
     Raises:
         BadInput: an address cannot be used, or `ca_cert` is no file.
@@ -45,7 +45,7 @@ def read_address(
     root, own = _taken_apart(url, "http://localhost:8000")
     if "?" in root:
         raise BadInput(
-            f"{root.partition('?')[0]!r} has a query behind it, and kvtune adds paths to it",
+            f"{without_query(root)!r} has a query behind it, and kvtune adds paths to it",
             fix=f"leave out what comes after '?'; a key goes into {API_KEY_VARIABLE}",
         )
     authorization = own or bearer(api_key)
@@ -54,8 +54,7 @@ def read_address(
     metrics_authorization = authorization
     if metrics_url is not None:
         metrics_url, own = _taken_apart(metrics_url, "http://localhost:8000/metrics")
-        same_host = urlsplit(metrics_url).hostname == urlsplit(url).hostname
-        metrics_authorization = own or (authorization if same_host else None)
+        metrics_authorization = own or (authorization if _is_as_safe(metrics_url, root) else None)
     return Endpoint(
         url=root.removesuffix("/v1"),
         model="",
@@ -119,6 +118,18 @@ def tls_fix(error: ssl.SSLError) -> str:
     return "the server may not speak TLS at this port: try http://"
 
 
+def without_query(url: str) -> str:
+    """What may be shown of an address: its query may hold a key."""
+    return url.partition("?")[0]
+
+
+def _is_as_safe(url: str, other: str) -> bool:
+    """Whether a secret that `other` gets may be sent to `url`: to no other host, nor in clear."""
+    here, there = urlsplit(url), urlsplit(other)
+    in_clear = here.scheme == "http" and there.scheme == "https"
+    return here.hostname == there.hostname and not in_clear
+
+
 def _taken_apart(url: str, example: str) -> tuple[str, str | None]:
     """The address without name, password and fragment; and these as an authorization."""
     try:
@@ -127,13 +138,13 @@ def _taken_apart(url: str, example: str) -> tuple[str, str | None]:
     except ValueError:
         is_usable = False
     if not is_usable:
-        shown = url.rpartition("@")[2]
+        shown = without_query(url.rpartition("@")[2])
         raise BadInput(f"{shown!r} is no address", fix=f"write it like {example}")
     credentials, _, host = parts.netloc.rpartition("@")
     clean = parts._replace(netloc=host, path=parts.path.rstrip("/"), fragment="").geturl()
     if _BESIDES_PRINTABLE_ASCII.search(clean):
         raise BadInput(
-            f"{clean!r} has characters that an address cannot have",
+            f"{without_query(clean)!r} has characters that an address cannot have",
             fix="write them as %20 and the like",
         )
     if not credentials:

@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from kvtune.address import without_query
 from kvtune.profilers.load.http import HttpPool
 from kvtune.types import Endpoint
 
@@ -198,7 +199,7 @@ class Scraper:
             page.error = f"HTTP {page.status}"
         text = page.content.decode(errors="replace")
         if (problem := page.error or page_problem(text)) is not None:
-            self.problems.append(f"{self._path.partition('?')[0]}: {problem}")
+            self.problems.append(f"{without_query(self._path)}: {problem}")
             return None
         return text
 

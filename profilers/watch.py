@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from kvtune.address import without_query
 from kvtune.errors import EngineError
 from kvtune.profilers.follow import Follower
 from kvtune.profilers.scrape import Scraper
@@ -38,9 +39,10 @@ async def watch(
     async with Scraper(endpoint) as scraper:
         follower = Follower(scraper)
         if not await follower.read():
+            where = without_query(endpoint.metrics_url or endpoint.url)
             raise EngineError(
                 FailureClass.REQUEST_ERRORS,
-                f"the metrics of {endpoint.url} cannot be read: {'; '.join(scraper.problems)}",
+                f"the metrics of {where} cannot be read: {'; '.join(scraper.problems)}",
                 fix="check the address; vLLM serves its metrics on the port of its API, and "
                 "--metrics-url names another place",
             )

@@ -69,6 +69,27 @@ def test_a_key_goes_to_metrics_on_the_same_host_only(metrics_url, expected):
 
 
 @pytest.mark.parametrize(
+    ("url", "metrics_url", "is_sent"),
+    [
+        ("https://h", "https://h:9100/metrics", True),
+        ("http://h", "https://h:9100/metrics", True),
+        ("https://h", "http://h:9100/metrics", False),
+    ],
+)
+def test_a_key_for_an_encrypted_server_is_never_sent_in_clear(url, metrics_url, is_sent):
+    endpoint = read_address(url, api_key="k", metrics_url=metrics_url)
+    assert endpoint.authorization == "Bearer k"
+    assert (endpoint.metrics_authorization == "Bearer k") is is_sent
+
+
+@pytest.mark.parametrize("url", ["ftp://h?key=s3cret", "http://h/?key=s3cret ü"])
+def test_a_key_in_a_metrics_address_that_is_refused_is_not_shown(url):
+    with pytest.raises(BadInput) as caught:
+        read_address("http://h", metrics_url=url)
+    assert "s3cret" not in caught.value.message + caught.value.fix
+
+
+@pytest.mark.parametrize(
     "url",
     ["localhost:8000", "ftp://h", "http://", "http://h:port", "http://h:99999", "", "http://h/a b"],
 )

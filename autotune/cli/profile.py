@@ -96,6 +96,12 @@ def profile(
         )
     if html is not None:
         check_path(html)
+    for name, given in (("--metrics-url", metrics_url), ("--ca-cert", ca_cert)):
+        if url is None and given is not None:
+            raise BadInput(
+                f"{name} is about a running server, and none is named",
+                fix="name it with --url, or leave the option out",
+            )
     address = None
     if url is not None:
         address = read_address(url, api_key=api_key, ca_cert=ca_cert, metrics_url=metrics_url)

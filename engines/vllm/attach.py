@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvtune.address import tls_context, tls_fix
+from kvtune.address import tls_context, tls_fix, without_query
 from kvtune.engines.vllm.effective import read_effective
 from kvtune.engines.vllm.secret_names import KEY_FIX, REFUSED, key_problem
 from kvtune.errors import EngineError
@@ -130,7 +130,7 @@ class _Reader:
                 reason = f"it is no JSON but begins with {text[:40]!r}"
                 fix = "give the address of the server's API, without /v1"
             raise EngineError(
-                FailureClass.REQUEST_ERRORS, f"{url} cannot be read: {reason}", fix
+                FailureClass.REQUEST_ERRORS, f"{without_query(url)} cannot be read: {reason}", fix
             ) from error
         return text
 
@@ -148,7 +148,7 @@ class _Reader:
 
 
 def _refused(url: str, error: urllib.error.HTTPError, *, is_key_sent: bool) -> EngineError:
-    said = f"{url} answers with HTTP {error.code}"
+    said = f"{without_query(url)} answers with HTTP {error.code}"
     fix = "give the address of the server's API, without /v1"
     if error.code in REFUSED:
         why = "it does not take the API key that it was sent" if is_key_sent else key_problem()
@@ -157,5 +157,5 @@ def _refused(url: str, error: urllib.error.HTTPError, *, is_key_sent: bool) -> E
         if not is_key_sent and "OPENAI_API_KEY" in os.environ:
             fix = 'if it is the key in OPENAI_API_KEY: --api-key "$OPENAI_API_KEY"'
     elif error.code in _REDIRECTS and (target := error.headers.get("Location")):
-        said, fix = f"{said} and points to {target}", "give that address instead"
+        said, fix = f"{said} and points to {without_query(target)}", "give that address instead"
     return EngineError(FailureClass.REQUEST_ERRORS, said, fix)

@@ -106,8 +106,15 @@ def test_metrics_elsewhere_are_read_where_the_user_says(kvtune):
         words = ("profile", "--url", api.url, "--metrics-url", f"{metrics.url}/metrics", *WATCH)
         profile = Profile.model_validate_json(kvtune(*words).out)
         assert profile.counters["vllm:generation_tokens_total"] > 0
-        wrong = (*words[:4], f"{metrics.url}/nothing")
-        assert "answers with HTTP 404" in kvtune(*wrong, code=3).err
+        wrong = kvtune(*words[:4], f"{metrics.url}/nothing?token=s3cret", code=3).err
+        assert "answers with HTTP 404" in wrong
+        assert "s3cret" not in wrong
+
+
+@pytest.mark.parametrize("option", ["--metrics-url", "--ca-cert"])
+def test_what_says_how_to_attach_is_refused_where_nothing_is_attached_to(kvtune, option):
+    said = kvtune("profile", "--model", "org/name", option, "http://h/metrics", code=2).err
+    assert f"{option} is about a running server" in said
 
 
 def test_a_sign_in_page_for_metrics_is_said(kvtune, workload):
