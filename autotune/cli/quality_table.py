@@ -28,6 +28,7 @@ def print_report(report: QualityReport) -> None:
         f"{escape(report.baseline)}\n",
         soft_wrap=True,
     )
+    stdout.print(f"{escape(words.verdict(report))}\n", soft_wrap=True)
     shown = words.telling(report.figures)
     _print_figures(shown)
     stdout.print()

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtune.autotune.words import digits
-from kvtune.types import Interval, QualityFigure
+from kvtune.types import Interval, QualityFigure, QualityReport
+
+NAMED = 5
+"""So many figures are named in a sentence."""
 
 
 def name(figure: QualityFigure) -> str:
@@ -46,8 +49,30 @@ def unit_of_change(unit: str) -> str:
     return "points" if unit == "share" else unit
 
 
+def verdict(report: QualityReport) -> str:
+    """What a reader may conclude, and how many items would tell more."""
+    if report.outcome == "pass":
+        return "No category lost more than its limit allows."
+    deciding = [figure for figure in report.figures if figure.decides]
+    if report.outcome == "fail":
+        failed = [figure for figure in deciding if figure.outcome == "fail"]
+        return f"Surely lost more than the limit allows: {_names(failed)}."
+    open_ones = [figure for figure in deciding if figure.outcome == "unclear"]
+    if not open_ones:
+        return "Not enough evidence: not all that should be judged could be."
+    beyond = [figure for figure in open_ones if _is_beyond(figure)]
+    found = (
+        f"Not enough evidence. Beyond the limit here, but perhaps by chance: {_names(beyond)}."
+        if beyond
+        else "No sign of damage, but not enough evidence: "
+        f"{_broken(deciding)}, and every change that counts is within its limit here. "
+        f"That the limit holds is not proved for {_names(open_ones)}."
+    )
+    return f"{found} {_more_items(open_ones)}".rstrip()
+
+
 def telling(figures: Sequence[QualityFigure]) -> list[QualityFigure]:
-    """The figures that a reader wants to see: all that failed, and of each suite what it is for.
+    """The figures that a reader wants to see: what failed or decides, and what a suite is for.
 
     The first metric of a suite is what it is for, and levels (a divergence) count by themselves.
     Sorted by suite and metric, all items together last.
@@ -59,6 +84,7 @@ def telling(figures: Sequence[QualityFigure]) -> list[QualityFigure]:
         figure
         for figure in figures
         if figure.outcome == "fail"
+        or figure.decides
         or figure.kind == "level"
         or figure.metric == first[figure.suite]
     ]
@@ -71,6 +97,37 @@ def telling(figures: Sequence[QualityFigure]) -> list[QualityFigure]:
             not each.category,
         ),
     )
+
+
+def _names(figures: Sequence[QualityFigure]) -> str:
+    names = [name(figure) for figure in figures]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _is_beyond(figure: QualityFigure) -> bool:
+    """Whether a value is worse than its limit, surely or not."""
+    value = figure.candidate if figure.kind == "level" else figure.change.estimate
+    if figure.better == "lower":
+        return value > figure.limit
+    return value < (figure.limit if figure.kind == "level" else -figure.limit)
+
+
+def _broken(figures: Sequence[QualityFigure]) -> str:
+    asked = [figure for figure in figures if figure.category and figure.kind == "difference"]
+    items, broken = (sum(getattr(each, what) for each in asked) for what in ("items", "broken"))
+    return f"{broken} of {items} items broke" if broken else "no item broke"
+
+
+def _more_items(figures: Sequence[QualityFigure]) -> str:
+    """How many items could prove that limits hold; a category's number is what `--items` takes."""
+    needed = [figure for figure in figures if figure.items_needed is not None]
+    told = []
+    if each := [figure for figure in needed if figure.category]:
+        most = max(figure.items_needed or 0 for figure in each)
+        told.append(f"{most} items of each category (--items {most})")
+    told += [f"{each.items_needed} of {name(each)}" for each in needed if not each.category]
+    return f"What could prove it, if no more changes: {', and '.join(told)}." if told else ""
 
 
 def _signed(value: float, unit: str) -> str:

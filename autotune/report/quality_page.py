@@ -26,12 +26,6 @@ from kvtune.types import NegativeSample, QualityFigure, QualityReport
 
 TONE: dict[str, Tone] = {"pass": "good", "fail": "bad", "unclear": "muted"}
 
-SAYS = {
-    "pass": "No category lost more than its limit allows.",
-    "fail": "At least one category surely lost more than its limit allows.",
-    "unclear": "Nothing surely lost too much, but some categories cannot support their limit.",
-}
-
 COLUMNS = (
     Column("category"),
     Column("metric"),
@@ -80,7 +74,7 @@ def _outcome(report: QualityReport) -> tuple[Block, ...]:
     )
     skipped = tuple(f"{suite} was not judged: {why}" for suite, why in report.skipped.items())
     listed = reasons + skipped + report.warnings
-    return (shown, SAYS[report.outcome], *((Bullets(listed),) if listed else ()))
+    return (shown, words.verdict(report), *((Bullets(listed),) if listed else ()))
 
 
 def _suite(
