@@ -23,7 +23,7 @@ ITEMS: Mapping[Size, int] = {Size.SCREEN: 3, Size.STANDARD: 30, Size.FULL: 120}
 OPENED = '{"name": "'
 """How the answer of a completion begins, so that a model need not know what is wanted."""
 
-CATEGORIES = ("completion", "turns")
+CATEGORIES = ("completion", "chat", "turns")
 _RULE = (
     "You call tools. Answer with one JSON object and nothing else, like "
     '{"name": "the tool", "arguments": {"parameter": "value"}}.\n\nThe tools are:\n'
@@ -35,11 +35,12 @@ class Tools(Suite):
     """Calls of functions.
 
     `completion` continues a text of requests and calls, one for each tool, whose last call is
-    opened. In `turns` the system prompt has the tools, and earlier turns of the chat call each of
-    them with other values. A call earns a quarter each for parsing, for the right tool, for
-    arguments that fit its schema, and for the share of values that are right; a later quarter needs
-    the earlier ones. Item n of both categories asks for the same call. Models that call no tool
-    without an example, as small ones do, would have nothing to lose, so examples are always given.
+    opened. In a chat, the system prompt has the tools; in `turns` earlier turns call each of them
+    with other values, and `chat` shows no call. Small models make none then, and have nothing to
+    lose there; to larger ones it is the usual case. A call earns a quarter each for parsing, for
+    the right tool, for arguments that fit its schema, and for the share of values that are right; a
+    later quarter needs the earlier ones. Item n of every category asks for the same call, and the
+    chats begin alike, so a server with a prefix cache reads their tools once.
     """
 
     name = "tools"
@@ -98,7 +99,7 @@ def _item(seed: int, category: str, number: int, offered: int) -> Item:
         lines = [f"These are the tools:\n{listed}", *told, f"Request: {request}\nCall: {OPENED}"]
         return Item(prompt="\n\n".join(lines), **common)
     turns = [("system", _RULE + listed)]
-    for question, call in calls:
+    for question, call in calls if category == "turns" else []:
         turns += [("user", question), ("assistant", call)]
     messages = [*turns, ("user", request)]
     return Item(
@@ -161,4 +162,4 @@ def _misfit(arguments: Any, schema: Mapping[str, Any]) -> str:
 def _same(given: Any, wanted: Any) -> bool:
     if isinstance(given, str) and isinstance(wanted, str):
         return given.strip().casefold() == wanted.strip().casefold()
-    return type(given) is type(wanted) and bool(given == wanted)
+    return isinstance(given, bool) is isinstance(wanted, bool) and bool(given == wanted)

@@ -65,6 +65,8 @@ def test_the_tool_that_is_asked_for_is_offered_and_its_call_is_right():
 
 def test_each_tool_is_shown_with_values_of_its_own():
     for each in SUITE.items(SuitePlan(per_category=20)):
+        if each.category == "chat":
+            assert [message["role"] for message in each.messages] == ["system", "user"]
         if each.category != "turns":
             continue
         system, *turns, _ = each.messages
@@ -129,6 +131,24 @@ def test_a_whole_number_is_no_truth_value():
     light = Item(key="k", category="turns", prompt="p", check=check)
     one = {"name": "light", "arguments": {"on": 1}}
     assert SUITE.figures(light, said(one), said(""))["call"] == (0.75, 0)
+
+
+def test_a_whole_number_may_be_written_with_a_point():
+    check = {
+        "name": "timer",
+        "arguments": {"minutes": 5},
+        "schema": {"type": "object", "properties": {"minutes": {"type": "integer"}}},
+    }
+    timer = Item(key="k", category="turns", prompt="p", check=check)
+    written = {"name": "timer", "arguments": {"minutes": 5.0}}
+    assert SUITE.figures(timer, said(written), said(""))["call"] == (1, 0)
+
+
+def test_chats_about_one_call_begin_alike():
+    items = {each.key: each for each in SUITE.items(SuitePlan(per_category=5))}
+    for number in range(5):
+        assert items[f"chat-{number}"].messages[0] == items[f"turns-{number}"].messages[0]
+        assert items[f"chat-{number}"].messages[-1] == items[f"turns-{number}"].messages[-1]
 
 
 def test_every_tool_draws_what_its_schema_allows_and_its_request_says():
