@@ -144,7 +144,14 @@ def forecasts_figure(told: Sequence[Forecast], what: str) -> Figure | None:
         rows = [pair for pair in known if pair[0].served_by == served_by]
         if not rows:
             continue
-        ranges = [(r.low or r.estimate, r.estimate, r.high or r.estimate) for _, r in rows]
+        ranges = [
+            (
+                r.estimate if r.low is None else r.low,
+                r.estimate,
+                r.estimate if r.high is None else r.high,
+            )
+            for _, r in rows
+        ]
         data.append(
             {
                 "type": "bar",

@@ -7,13 +7,12 @@ All text is escaped, so names and answers of a model may hold markup. plotly.js 
 from __future__ import annotations
 
 import json
-import os
 import re
+import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from errno import EISDIR
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -191,14 +190,13 @@ def write_page(page: Page, path: Path) -> None:
         ValueError: as `render_page`.
     """
     text = render_page(page)
+    check_path(path)
     with _complaining(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
+        # Not by tempfile: who may read the page is for the user's umask to say.
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
+            with temporary.open("x", encoding="utf-8") as file:
                 file.write(text)
-            temporary.chmod(0o644)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -213,8 +211,8 @@ def check_path(path: Path) -> None:
     """
     with _complaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        if path.exists() and not path.is_file():
+            raise BadInput(f"{path} is no file", fix="choose another one")
         tempfile.TemporaryFile(dir=path.parent).close()
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import stat
 import tomllib
@@ -19,6 +20,7 @@ from kvtune.autotune.report.page import (
     Row,
     Section,
     Table,
+    check_path,
     plain,
     render_page,
     write_page,
@@ -150,13 +152,27 @@ def test_the_same_page_gives_the_same_text():
     assert render_page(page(plot())) == render_page(page(plot()))
 
 
-def test_a_page_replaces_an_older_one_and_leaves_nothing_beside_it(tmp_path):
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_a_page_replaces_an_older_one_and_leaves_nothing_beside_it(tmp_path, umask, mode):
+    before = os.umask(umask)
     path = tmp_path / "made" / "on the way" / "report.html"
-    write_page(page("First."), path)
-    write_page(page("Second."), path)
+    try:
+        write_page(page("First."), path)
+        write_page(page("Second."), path)
+    finally:
+        os.umask(before)
     assert re.findall(r"<p>(\w+)\.</p>", path.read_text()) == ["Second"]
     assert list(path.parent.iterdir()) == [path]
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("write", [lambda path: write_page(page("Text."), path), check_path])
+def test_what_is_no_file_is_never_replaced_by_one(tmp_path, write):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(BadInput, match="is no file"):
+        write(pipe)
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize("name", ["taken", "file/below.html"])

@@ -118,6 +118,13 @@ def test_forecasts_have_their_ranges_and_the_largest_is_on_top(page):
     assert order == ["quest", "fp8"], "from below"
 
 
+def test_a_range_may_begin_where_nothing_is_left():
+    told = forecast("half", "goodput_requests_per_s", 0.5, low=0.0, high=0.8)
+    found = parsed(profile_page(profile_view(forecasts=(told,))))
+    (bar,) = found.plots["Forecast change of goodput."]["data"]
+    assert bar["error_x"]["arrayminus"] == pytest.approx([0.5])
+
+
 def test_a_lever_without_a_figure_keeps_its_reason(page):
     assert ["offload", "-", "-", "-", "-"] in page.rows
     assert ["offload", "offload does it"] in page.rows

@@ -57,7 +57,7 @@ def test_work_is_told_by_what_it_holds():
     decode, prefill, mean = profile_view().roofline.work
     assert work_text(decode) == "4 sequences of 1,100 tokens"
     assert work_text(prefill) == "600 prompt tokens at once"
-    assert work_text(mean) == "4 sequences of 1,100 tokens, 20 prompt tokens"
+    assert work_text(mean) == "4 sequences of 1,100 tokens, 12 prompt tokens"
 
 
 def test_a_workload_says_what_it_lacks_and_nothing_else():
