@@ -8,7 +8,7 @@ next candidate costs the baseline again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
+import kvtune
 from kvtune.autotune.quality.subjects import Opened, Subject
 from kvtune.autotune.reporting import Reporter
 from kvtune.profilers.load import runtime
@@ -66,8 +67,6 @@ class QualityRun:
     reuse: bool = True
     concurrency: int = CONCURRENCY
     again_concurrency: int = AGAIN_CONCURRENCY
-    _versions: dict[str, str] = field(default_factory=dict)
-    _warnings: list[str] = field(default_factory=list)
 
     def compare(self, model: str, baseline: Subject, candidate: Subject) -> QualityReport:
         """The report of a candidate, kept in the history.
@@ -97,8 +96,6 @@ class QualityRun:
         report = found.model_copy(
             update={
                 "model": model,
-                "warnings": (*found.warnings, *dict.fromkeys(self._warnings)),
-                "versions": self._versions,
                 "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
             }
         )
@@ -114,8 +111,6 @@ class QualityRun:
         self.reporter.phase(f"Starting {subject.by}")
         counter = _Counter(self.reporter)
         with subject.open(self.reporter, counter.within_batch) as opened:
-            self._versions |= opened.versions
-            self._warnings += opened.warnings
             for one, found in zip(passes, known, strict=True):
                 self._ask_missing(subject, opened, one, found, counter)
         return [self._whole(one, found) for one, found in zip(passes, known, strict=True)]
@@ -147,7 +142,8 @@ class QualityRun:
                 )
             )
             opened.check()
-            for own in _by_suite(asked):
+            told = {"versions": dict(opened.versions), "warnings": opened.warnings}
+            for own in _by_suite(asked.model_copy(update=told)):
                 known[own.suites[0].name] = own
                 self._keep(subject, one, own)
 
@@ -160,6 +156,8 @@ class QualityRun:
             concurrency=one.concurrency,
             wall_s=sum(part.wall_s for part in ordered),
             by=ordered[0].by if ordered else "",
+            versions={name: told for part in ordered for name, told in part.versions.items()},
+            warnings=tuple(dict.fromkeys(each for part in ordered for each in part.warnings)),
         )
 
     def _key(self, subject: Subject, one: Pass, suite: str) -> str | None:
@@ -172,7 +170,15 @@ class QualityRun:
             "data": None if plan.data is None else sha256(Path(plan.data).read_bytes()).hexdigest(),
         }
         return fingerprint_of(
-            [dict(subject.key), asked, suite, one.seed, one.concurrency, one.restarted]
+            [
+                dict(subject.key),
+                kvtune.__version__,
+                asked,
+                suite,
+                one.seed,
+                one.concurrency,
+                one.restarted,
+            ]
         )
 
     def _kept(self, subject: Subject, one: Pass) -> dict[str, Asked]:

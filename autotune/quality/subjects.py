@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
+from kvtune.autotune.ledger import checkpoint_signature
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.trial import versions_of
 from kvtune.engines.base import Engine, ServerSpec
+from kvtune.engines.vllm.environment import measured_environment
 from kvtune.errors import EngineError, MissingExtra
 from kvtune.kernels.device import detect_device
-from kvtune.policies.checkpoint import model_shape, weight_bytes
+from kvtune.policies.checkpoint import model_shape
 from kvtune.profilers.quality.server_asker import ServerAsker
 from kvtune.profilers.quality.suite import Asker
 from kvtune.types import EffectiveConfig, Endpoint, Failure
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
     from kvtune.policies.method_stack import MethodStack
 
 OnProgress = Callable[[int, int], None]
+
+UNKNOWN = "unknown"
+"""The version of an engine that has not told it."""
 
 CALIBRATION_TEXTS = 8
 CALIBRATION_TOKENS = 512
@@ -90,13 +97,16 @@ class ServedSubject(Subject):
         self._request_timeout_s = request_timeout_s
         self.by = _words(spec.arguments) or "stock settings"
         info = engine.describe()
-        self.key = {
+        known_key = {
             "model": spec.model,
-            "weight_bytes": weight_bytes(spec.model),
+            "checkpoint": checkpoint_signature(spec.model),
             "arguments": dict(spec.arguments),
-            "engine": [info.name, info.version, info.distribution],
+            "engine": [info.name, info.version, info.distribution, info.torch],
+            "environment": dict(measured_environment(os.environ, platform=info.platform)),
             "device": detect_device().key,
         }
+        # Behind a command, the same words may start another version tomorrow.
+        self.key = None if info.version == UNKNOWN else known_key
         asked = spec.arguments.get("max-model-len")
         shape = model_shape(spec.model)
         known = None if shape is None else shape.max_tokens
@@ -146,8 +156,8 @@ class RunningSubject(Subject):
         asker = ServerAsker(
             self._endpoint, request_timeout_s=self._request_timeout_s, on_progress=on_progress
         )
-        version = None if self._effective is None else self._effective.engine_version
-        yield Opened(asker, versions_of(version))
+        found = None if self._effective is None else self._effective.engine_version
+        yield Opened(asker, versions_of(found))
 
 
 class ReferenceModel:
@@ -183,9 +193,10 @@ class ReferenceSubject(Subject):
         self.by = f"reference: {stack}"
         self.key = {
             "model": model.path,
-            "weight_bytes": weight_bytes(model.path),
+            "checkpoint": checkpoint_signature(model.path),
             "stack": [method.fingerprint for method in stack.methods],
-            "engine": "reference",
+            "engine": ["reference", *map(_installed, ("torch", "transformers"))],
+            "device": detect_device().key,
         }
         shape = model_shape(model.path)
         self.max_tokens = None if shape is None else shape.max_tokens
@@ -219,6 +230,13 @@ def _calibrate(engine: Any, stack: MethodStack, reporter: Reporter) -> None:
             for n in range(CALIBRATION_TEXTS)
         ]
         engine.use_calibration(method, calibrate(engine, method, texts))
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _words(arguments: Mapping[str, JsonValue]) -> str:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from pydantic import Field
 
 from kvtune.errors import BadInput
 from kvtune.profilers.quality import gate, paired
@@ -42,7 +45,10 @@ class AskedSuite(Stored):
 
 
 class Asked(Stored):
-    """All that one asker was asked, and its answers. `by` says what answered."""
+    """All that one asker was asked, and its answers.
+
+    `by` says what answered; `versions` and `warnings` are what is known of that.
+    """
 
     suites: tuple[AskedSuite, ...]
     plan: SuitePlan
@@ -50,6 +56,8 @@ class Asked(Stored):
     concurrency: int
     wall_s: float
     by: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def errors(self) -> int:
@@ -127,50 +135,29 @@ def compare(
 ) -> QualityReport:
     """What the candidate's answers (`ours`) are worth beside the baseline's (`theirs`).
 
-    `again` is the baseline's second run, for the noise floor. Items that one of the two did not
-    answer are left out; a suite that lost more than `MOST_FAILED` of them is unclear.
+    `again` is the baseline's second run, for the noise floor. A suite that lost more than
+    `MOST_FAILED` of its items is unclear; where fewer failed, those that only the candidate did not
+    answer count as broken outputs, so that what it cannot do is not left out of its account.
 
     Raises:
         BadInput: the answers are to different items, or of a suite that is not known.
     """
     known = all_suites() if suites is None else suites
-    rows: list[Row] = []
-    points: list[QualityPoint] = []
-    spoiled: dict[str, str] = {}
-    skipped: dict[str, str] = {}
-    samples = NegativeSamples()
+    found = _Found()
     for mine in ours.suites:
-        suite, base = _known(mine.name, known), _same_items(mine, theirs)
+        base = _same_items(mine, theirs)
         repeat = None if again is None else _same_items(mine, again)
-        failed = [
-            error
-            for pair in zip(mine.answers, base.answers, strict=True)
-            if (error := pair[0].error or pair[1].error) is not None
-        ]
-        if len(failed) > MOST_FAILED * len(mine.items):
-            reason = f"{len(failed)} of {len(mine.items)} items failed: {failed[0]}"
-            whole = len(failed) == len(mine.items)
-            (skipped if whole else spoiled)[mine.name] = reason
-        for index, (item, own, other) in enumerate(
-            zip(mine.items, mine.answers, base.answers, strict=True)
-        ):
-            if own.error is not None or other.error is not None:
-                continue
-            second = None if repeat is None else repeat.answers[index]
-            found = list(_rows(suite, item, own, other, second))
-            samples.add(suite, item, found, own, other)
-            points += [_point(item, row) for row in found if row.headline and row.suite != ANY]
-            rows += found
-        if not mine.items:
-            skipped[mine.name] = "it has no items for this plan"
+        found.add(_known(mine.name, known), mine, base, repeat)
+    own = [each.warnings for each in (theirs, again, ours) if each is not None]
+    told = dict.fromkeys([*chain.from_iterable(own), *_other_versions(ours, theirs)])
     return gate.report(
-        rows,
+        found.rows,
         limits,
-        spoiled=spoiled,
-        skipped=skipped,
-        samples=samples.told(),
-        points=points,
-        warnings=samples.untold(),
+        spoiled=found.spoiled,
+        skipped=found.skipped,
+        samples=found.samples.told(),
+        points=found.points,
+        warnings=(*found.samples.untold(), *told),
     ).model_copy(
         update={
             "baseline": theirs.by,
@@ -178,8 +165,58 @@ def compare(
             "size": ours.plan.size.value,
             "seed": ours.plan.seed,
             "wall_s": ours.wall_s,
+            "versions": {**theirs.versions, **ours.versions},
         }
     )
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a comparison's items say, suite by suite."""
+
+    rows: list[Row] = field(default_factory=list)
+    points: list[QualityPoint] = field(default_factory=list)
+    spoiled: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    samples: NegativeSamples = field(default_factory=NegativeSamples)
+
+    def add(
+        self, suite: Suite, ours: AskedSuite, theirs: AskedSuite, again: AskedSuite | None
+    ) -> None:
+        """Compare the answers to a suite's items.
+
+        An item that only the baseline answered is a broken output; those that either did not
+        answer are left out of the suite's own figures.
+        """
+        pairs = list(zip(ours.answers, theirs.answers, strict=True))
+        failed = [error for mine, base in pairs if (error := mine.error or base.error) is not None]
+        is_spoiled = len(failed) > MOST_FAILED * len(ours.items)
+        if not ours.items:
+            self.skipped[suite.name] = "it has no items for this plan"
+        elif is_spoiled:
+            whole = len(failed) == len(ours.items)
+            reason = f"{len(failed)} of {len(ours.items)} items failed: {failed[0]}"
+            (self.skipped if whole else self.spoiled)[suite.name] = reason
+        for index, (item, (mine, base)) in enumerate(zip(ours.items, pairs, strict=True)):
+            second = None if again is None else again.answers[index]
+            usable = second if second is not None and second.error is None else None
+            if base.error is not None or (mine.error is not None and is_spoiled):
+                continue
+            found = [] if mine.error else list(_rows(suite, item, mine, base, usable))
+            found += _output_rows(item, mine, base, usable)
+            self.samples.add(suite, item, found, mine, base)
+            self.points += [_point(item, row) for row in found if row.headline and row.suite != ANY]
+            self.rows += found
+
+
+def _other_versions(ours: Asked, theirs: Asked) -> list[str]:
+    """What differs between the two beside what is compared."""
+    return [
+        f"the baseline ran {name} {theirs.versions[name]}, the candidate {ours.versions[name]}: "
+        "the change may be the version's"
+        for name in theirs.versions.keys() & ours.versions.keys()
+        if theirs.versions[name] != ours.versions[name]
+    ]
 
 
 def _known(name: str, suites: Mapping[str, Suite]) -> Suite:
@@ -208,9 +245,8 @@ def _as_json(asked: AskedSuite) -> object:
 def _rows(
     suite: Suite, item: Item, ours: Answer, theirs: Answer, again: Answer | None
 ) -> Iterator[Row]:
-    """An item's value of each metric of its suite, and whether its answers are broken."""
-    usable = again if again is not None and again.error is None else None
-    floor = {} if usable is None else suite.figures(item, usable, theirs)
+    """An item's value of each metric of its suite."""
+    floor = {} if again is None else suite.figures(item, again, theirs)
     for name, (mine, base) in suite.figures(item, ours, theirs).items():
         metric = next(metric for metric in suite.metrics if metric.name == name)
         yield Row(
@@ -223,7 +259,11 @@ def _rows(
             theirs=base,
             again=floor.get(name),
         )
-    if ours.texts and theirs.texts:
+
+
+def _output_rows(item: Item, ours: Answer, theirs: Answer, again: Answer | None) -> Iterator[Row]:
+    """Whether an item's texts are broken; nothing for items that have none."""
+    if theirs.texts and (ours.texts or ours.error):
         base_broken = _broken(theirs)
         yield Row(
             suite=ANY,
@@ -233,12 +273,13 @@ def _rows(
             headline=True,
             ours=_broken(ours),
             theirs=base_broken,
-            again=None if usable is None else (_broken(usable), base_broken),
+            again=None if again is None else (_broken(again), base_broken),
         )
 
 
 def _broken(answer: Answer) -> float:
-    return float(any(broken_output(text) is not None for text in answer.texts))
+    is_broken = answer.error or any(broken_output(text) is not None for text in answer.texts)
+    return float(bool(is_broken))
 
 
 def _point(item: Item, row: Row) -> QualityPoint:

@@ -23,7 +23,7 @@ ANY = "any"
 """The suite name of what is judged over the items of all suites."""
 
 BROKEN_OUTPUT = QualityMetric("broken-output", "share", "lower", "difference", 0.02)
-"""Share of answers that are empty, unreadable or a loop."""
+"""Share of answers that never came, or are empty, unreadable or a loop."""
 
 EXAMPLE = "needle >= -1pt"
 

@@ -32,13 +32,14 @@ class NegativeSamples:
             return
         worst = min(broken, key=lambda row: (row.suite == ANY, row.gain))
         reasons = [reason for text in ours.texts if (reason := broken_output(text)) is not None]
-        details = [suite.detail(item, ours), *reasons[:1]]
+        failed = None if ours.error is None else f"no answer: {ours.error}"
+        details = [failed or suite.detail(item, ours), *reasons[:1]]
         if not worst.headline:
             details.insert(0, worst.metric.name)
         self._found.setdefault((suite.name, item.category), []).append(
             (
                 worst.gain,
-                not reasons,
+                not reasons and failed is None,
                 NegativeSample(
                     suite=suite.name,
                     category=item.category,

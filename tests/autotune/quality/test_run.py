@@ -91,6 +91,21 @@ def test_known_answers_start_nothing(store):
     assert (base.opened, other.opened) == (0, 1)
 
 
+def test_what_is_known_of_who_answered_is_kept_with_the_answers(store):
+    for _ in range(2):
+        report = run(store).compare("m", Told("base"), Told("ours"))
+        assert report.versions == {"engine": "9"}
+        assert report.warnings == ("base is odd", "ours is odd")
+
+
+def test_another_kvtune_asks_again(store, monkeypatch):
+    run(store).compare("m", Told("base"), Told("ours"))
+    monkeypatch.setattr("kvtune.__version__", "9999")
+    base = Told("base")
+    run(store).compare("m", base, Told("ours"))
+    assert base.opened == 1
+
+
 def test_only_suites_that_are_new_are_asked(store):
     run(store).compare("m", Told("base"), Told("ours"))
     base = Told("base")

@@ -1,6 +1,7 @@
 """Who is asked: servers that are started and stopped, servers that only run, and stacks."""
 
 import asyncio
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,7 @@ from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.errors import BadInput, EngineError
 from kvtune.policies.method_stack import parse_stack
 from kvtune.profilers.quality.suite import Item
-from kvtune.types import Endpoint, Failure, FailureClass
+from kvtune.types import Endpoint, EngineInfo, Failure, FailureClass
 
 ITEM = Item("a", "x", prompt="The code of the door is 4711. The code of the door is")
 
@@ -68,6 +69,35 @@ def test_a_server_is_known_by_all_that_its_answers_depend_on(tmp_path):
     assert plain.key == same.key != other.key
     assert "--block-size 16" in other.by
     assert served(tmp_path, **{"max-model-len": 2048}).max_tokens == 2048
+
+
+def test_a_server_is_known_by_its_checkpoint_and_environment(tmp_path, monkeypatch):
+    checkpoint = tmp_path / "model"
+    checkpoint.mkdir()
+    weights = checkpoint / "model.safetensors"
+
+    def key():
+        spec = ServerSpec(str(checkpoint))
+        return ServedSubject(SimulatedEngine(), spec, log_path=tmp_path / "log").key
+
+    weights.write_bytes(b"one")
+    os.utime(weights, (1, 1))
+    before = key()
+    weights.write_bytes(b"two")
+    os.utime(weights, (2, 2))
+    trained_on = key()
+    monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "OTHER")
+    assert before != trained_on != key()
+    monkeypatch.setenv("VLLM_API_KEY", "hush")
+    assert "hush" not in str(key())
+
+
+def test_a_server_whose_version_nobody_knows_is_not_known(tmp_path):
+    engine = SimulatedEngine()
+    engine.describe = lambda: EngineInfo(
+        name="vllm", version="unknown", distribution="unknown", platform="unknown", python=None
+    )
+    assert ServedSubject(engine, ServerSpec("org/tiny"), log_path=tmp_path / "log").key is None
 
 
 def test_a_server_without_arguments_is_called_stock(tmp_path):

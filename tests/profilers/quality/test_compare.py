@@ -145,6 +145,31 @@ def test_unfinished_items_are_left_out_while_they_are_few():
     assert figure_of(report, "odd").outcome == "pass"
 
 
+def test_what_only_the_candidate_does_not_answer_counts_as_broken_output():
+    def failing(item, number):
+        return Answer(error="HTTP 500") if item.category == "odd" and number < 11 else None
+
+    report = compared(failing)
+    broken = figure_of(report, "", "broken-output", ANY)
+    assert (broken.broken, broken.items) == (11, 120)
+    assert figure_of(report, "odd").items == 49
+    assert report.outcome == "fail"
+    assert report.samples[0].detail == "no answer: HTTP 500"
+    other_way = compare(ask(Echo()), ask(Echo(failing)), suites=SUITES)
+    assert figure_of(other_way, "", "broken-output", ANY).items == 109
+
+
+def test_versions_are_told_and_a_difference_is_a_warning():
+    ours, theirs = (
+        ask(Echo()).model_copy(update={"versions": {"engine": number, "python": "3"}})
+        for number in ("0.32", "0.31")
+    )
+    report = compare(ours, theirs, suites=SUITES)
+    assert report.versions == {"engine": "0.32", "python": "3"}
+    [told] = report.warnings
+    assert told.startswith("the baseline ran engine 0.31, the candidate 0.32")
+
+
 def test_a_suite_that_lost_many_items_is_unclear():
     failed = Answer(error="timed out after 60 s")
     report = compared(lambda item, number: failed if number < 8 else None)
