@@ -48,7 +48,6 @@ class BaselineLook:
     reporter: Reporter
     interrupts: Interrupts
     probe_s: float
-    kv_memory_limit_bytes: int | None = None
     probed: ProbeResult | None = field(default=None, init=False)
 
     def at_server(self, server: RunningServer) -> None:
@@ -109,7 +108,6 @@ class BaselineLook:
             base_arguments=self.study.base_arguments,
             fingerprint=self.fingerprint,
             verdict=None if profile is None else profile.verdict,
-            kv_memory_limit_bytes=self.kv_memory_limit_bytes,
             max_concurrency=observed_concurrency(runs[0]) if runs else None,
         )
         return context, profile

@@ -35,4 +35,3 @@ class Rules:
     explore_lossy: bool = False
     seed: int = 0
     remeasure: bool = False
-    kv_memory_limit_bytes: int | None = None

@@ -113,7 +113,7 @@ class Search:
         trial = self._study.ask()
         values: dict[str, JsonValue] = {}
         for knob in space.knobs:
-            if _active(knob, values):
+            if knob.is_active(values):
                 values[knob.knob.name] = _suggest(trial, knob)
         self._open[trial.number] = trial
         return Proposal(trial.number, values)
@@ -126,7 +126,7 @@ class Search:
         for _ in range(NEW_TRIES):
             values: dict[str, JsonValue] = {}
             for knob in space.knobs:
-                if _active(knob, values):
+                if knob.is_active(values):
                     values[knob.knob.name] = _draw(self._rng, knob)
             if is_new(values):
                 self._study.enqueue_trial(_encoded(space, values))
@@ -155,11 +155,6 @@ class Search:
         trial = self._open.pop(proposal.optuna_number)
         self._study.tell(trial, state=TrialState.FAIL)
         self._study.enqueue_trial(dict(trial.params))
-
-
-def _active(knob: SpaceKnob, values: Mapping[str, JsonValue]) -> bool:
-    conditions = knob.active_when or {}
-    return all(values.get(name) in allowed for name, allowed in conditions.items())
 
 
 def _suggest(trial: Trial, knob: SpaceKnob) -> JsonValue:

@@ -15,8 +15,8 @@ from pydantic import JsonValue
 from kvtune.policies.base import Context, Knob, Support, describe_range, policies
 from kvtune.policies.capacity import shortfall
 from kvtune.policies.settings import settings_of
-from kvtune.policies.stack import RULES, Rule, broken_rules, compose, describe, position
-from kvtune.types import Choice, Harm, PolicyStack
+from kvtune.policies.stack import RULES, Rule, broken_rules, compose, position
+from kvtune.types import Harm, PolicyStack
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +30,23 @@ class SpaceKnob:
 
     def is_active(self, values: Mapping[str, JsonValue]) -> bool:
         """Whether this knob matters, given a value for each knob that it depends on."""
-        return all(values[name] in allowed for name, allowed in (self.active_when or {}).items())
+        conditions = self.active_when or {}
+        return all(values.get(name) in allowed for name, allowed in conditions.items())
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
     """What may be tried. `refusals` maps a policy, or `knob=value`, to the reason.
 
-    A knob comes after those that it depends on. `baseline` is what every stack carries: nothing,
-    or the user's memory limit.
+    A knob comes after those that it depends on.
     """
 
     knobs: tuple[SpaceKnob, ...]
     refusals: dict[str, str]
-    baseline: PolicyStack
 
     @property
     def defaults(self) -> dict[str, JsonValue]:
-        """The values that give the baseline."""
+        """The values that give stock defaults."""
         return {entry.knob.name: entry.knob.default for entry in self.knobs}
 
 
@@ -62,24 +61,20 @@ def build_space(ctx: Context, *, harm: Harm) -> SearchSpace:
     order = list(Harm)
     knobs: list[SpaceKnob] = []
     refusals: dict[str, str] = {}
-    forced: list[Choice] = []
     for name in sorted(known, key=position):
         policy = known[name]()
         support = policy.supports(ctx)
         if order.index(policy.harm) > order.index(harm):
             support = Support.no(f"it is {policy.harm.value}, and this search is {harm.value}")
         offered = policy.knobs(ctx) if support.ok else ()
-        always = policy.choice({}, ctx) if support.ok and not offered else None
-        if always is not None:
-            forced.append(always)
         if not support.ok:
             refusals[name] = support.reason
-        elif always is not None and not always.arguments:
+        elif not offered:
             refusals[name] = "there is only one value to try"
         else:
             refusals |= policy.refused_values(ctx)
             knobs += [SpaceKnob(name, knob, knob.active_when, knob.because) for knob in offered]
-    return SearchSpace(_linked(knobs), refusals, compose(forced))
+    return SearchSpace(_linked(knobs), refusals)
 
 
 def stack_from(space: SearchSpace, values: Mapping[str, JsonValue], ctx: Context) -> PolicyStack:
@@ -112,9 +107,8 @@ def infeasible_reason(stack: PolicyStack, ctx: Context) -> str | None:
 
 def dry_run_text(space: SearchSpace) -> str:
     """Return what would be tried and what would not, with reasons, as plain text."""
-    lines = [f"baseline: {describe(space.baseline)}"]
     count = prod(len(entry.knob.choices) or 1 for entry in space.knobs)
-    lines.append(f"knobs: {len(space.knobs)}, at most {count:,} combinations")
+    lines = [f"knobs: {len(space.knobs)}, at most {count:,} combinations"]
     for entry in space.knobs:
         knob = entry.knob
         unit = f" {knob.unit}" if knob.unit else ""
@@ -162,8 +156,7 @@ def _build(space: SearchSpace, point: Mapping[str, JsonValue], ctx: Context) -> 
     parameters: dict[str, dict[str, JsonValue]] = {}
     for entry in space.knobs:
         parameters.setdefault(entry.policy, {})[entry.knob.name] = point[entry.knob.name]
-    choices = [known[name]().choice(chosen, ctx) for name, chosen in parameters.items()]
-    return compose([*space.baseline.choices, *choices])
+    return compose(known[name]().choice(chosen, ctx) for name, chosen in parameters.items())
 
 
 def _mend(

@@ -103,7 +103,6 @@ class Tuning:
             self.reporter,
             self.bench.interrupts,
             self.budget.probe_limit_s,
-            self.rules.kv_memory_limit_bytes,
         )
 
     def run(self) -> Decision:

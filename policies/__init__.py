@@ -11,6 +11,7 @@ like levers and are left out on purpose:
 - `max-num-queued-reqs`, `max-num-queued-tokens`: answer with 503 what was asked for.
 - `scheduling-policy`: `priority` needs priorities that requests do not carry.
 - `performance-mode`: `throughput` doubles the two batch limits, which are levers themselves.
-- `num-gpu-blocks-override`: for testing preemption; `kv-cache-memory-bytes` says the same in bytes.
+- `kv-cache-memory-bytes`, `num-gpu-blocks-override`: how much memory there is for the pool is the
+  user's to say, and a smaller pool never serves more.
 - `attention-backend`: ignored without a word on CPU, and chosen by the engine elsewhere.
 """

@@ -137,8 +137,8 @@ class Context:
     """Everything a policy may ask about; None is unknown.
 
     `baseline` is the effective configuration of the server run with `base_arguments` alone.
-    `base_arguments` are the engine arguments that the user fixed. `kv_memory_limit_bytes` is a
-    limit per device. `max_concurrency` is the most requests that the load has in flight at once.
+    `base_arguments` are the engine arguments that the user fixed. `max_concurrency` is the most
+    requests that the load has in flight at once.
     """
 
     engine: EngineInfo
@@ -148,7 +148,6 @@ class Context:
     base_arguments: Mapping[str, JsonValue] = field(default_factory=dict)
     fingerprint: WorkloadFingerprint | None = None
     verdict: Verdict | None = None
-    kv_memory_limit_bytes: int | None = None
     max_concurrency: int | None = None
     detail: DeviceDetail | None = None
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import JsonValue
 
 from kvtune.policies.base import Context, Knob, Policy
-from kvtune.policies.capacity import limited_arguments, shortfall
+from kvtune.policies.capacity import shortfall
 from kvtune.policies.settings import base_settings, read_count
 from kvtune.types import Choice, Harm
 
@@ -65,7 +65,7 @@ class BlockSize(Policy):
 
 
 def _fits(size: int, ctx: Context) -> bool:
-    return shortfall({**limited_arguments(ctx), "block-size": size}, ctx) is None
+    return shortfall({**ctx.base_arguments, "block-size": size}, ctx) is None
 
 
 def _reuse(ctx: Context) -> str:

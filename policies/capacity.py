@@ -105,20 +105,6 @@ def pool_of(arguments: Mapping[str, JsonValue], ctx: Context) -> Pool | None:
     return Pool(memory // (per_token * block_tokens), block_tokens)
 
 
-def limited_arguments(ctx: Context) -> dict[str, JsonValue]:
-    """Return the base arguments with the memory limit in force."""
-    limit = memory_to_set(ctx)
-    return {**ctx.base_arguments, **({} if limit is None else {"kv-cache-memory-bytes": limit})}
-
-
-def memory_to_set(ctx: Context) -> int | None:
-    """Return the KV bytes to ask for so that the user's limit holds; None if it holds anyway."""
-    asked = read_count(ctx.base_arguments.get("kv-cache-memory-bytes"))
-    if asked is not None and asked <= (ctx.kv_memory_limit_bytes or asked):
-        return None
-    return ctx.kv_memory_limit_bytes
-
-
 def shortfall(arguments: Mapping[str, JsonValue], ctx: Context) -> str | None:
     """Say why not even one request of the longest length fits; None if it fits, or is unknown."""
     pool = pool_of(arguments, ctx)
@@ -137,12 +123,11 @@ def resident_requests(ctx: Context) -> int | None:
 
     Typical is the median input plus the median output, or the longest request served.
     """
-    arguments = limited_arguments(ctx)
-    pool = pool_of(arguments, ctx)
+    pool = pool_of(ctx.base_arguments, ctx)
     seen = ctx.fingerprint
     inputs = seen.input_tokens.p50 if seen and seen.input_tokens else None
     outputs = seen.output_tokens.p50 if seen and seen.output_tokens else None
-    tokens = settings_of(arguments, ctx).max_model_len_tokens
+    tokens = settings_of(ctx.base_arguments, ctx).max_model_len_tokens
     if inputs is not None and outputs is not None:
         tokens = max(round(inputs + outputs), 1)
     if pool is None or tokens is None:

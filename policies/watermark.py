@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import JsonValue
 
 from kvtune.policies.base import Context, Knob, Policy, Support
-from kvtune.policies.capacity import limited_arguments, pool_of
+from kvtune.policies.capacity import pool_of
 from kvtune.types import Choice, Harm
 
 RATIOS = (0.02, 0.05, 0.1, 0.2)
@@ -56,7 +56,7 @@ class Watermark(Policy):
 
 def _distinct_ratios(ctx: Context) -> tuple[float, ...]:
     """The engine keeps whole blocks, so in a small pool several shares are the same or none."""
-    pool = pool_of(limited_arguments(ctx), ctx)
+    pool = pool_of(ctx.base_arguments, ctx)
     if pool is None:
         return RATIOS
     by_blocks: dict[int, float] = {}

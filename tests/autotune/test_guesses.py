@@ -5,7 +5,7 @@ import pytest
 from kvtune.autotune.guesses import first_guesses
 from kvtune.autotune.space import SearchSpace, SpaceKnob
 from kvtune.policies.base import Knob
-from kvtune.types import Bottleneck, PolicyStack
+from kvtune.types import Bottleneck
 
 DEFAULTS = {"block_size": 128, "max_num_seqs": 32, "max_num_batched_tokens": 2048}
 
@@ -18,9 +18,7 @@ def space_of(*names):
             "max_num_batched_tokens", 512, 4096, default=2048, unit="tokens", because="b"
         ),
     }
-    return SearchSpace(
-        tuple(SpaceKnob(name, knobs[name], None, "b") for name in names), {}, PolicyStack()
-    )
+    return SearchSpace(tuple(SpaceKnob(name, knobs[name], None, "b") for name in names), {})
 
 
 WHOLE = space_of(*DEFAULTS)

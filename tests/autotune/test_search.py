@@ -8,7 +8,6 @@ from kvtune.autotune.search import Search
 from kvtune.autotune.space import SearchSpace, SpaceKnob
 from kvtune.errors import StoreError
 from kvtune.policies.base import Knob
-from kvtune.types import PolicyStack
 
 
 def knob(built, active_when=None):
@@ -29,7 +28,6 @@ def space():
             knob(Knob.span("seqs", 1, 64, default=64, unit="sequences", because="b")),
         ),
         refusals={},
-        baseline=PolicyStack(),
     )
 
 
@@ -86,7 +84,7 @@ def test_a_proposal_that_a_dead_process_left_open_is_closed(space, url):
 
 
 def test_a_drawn_point_is_new_until_there_is_none(space, url):
-    small = SearchSpace(space.knobs[:2], {}, PolicyStack())
+    small = SearchSpace(space.knobs[:2], {})
     search = Search("s", url, seed=1)
     seen = []
     for _ in range(8):
@@ -99,7 +97,7 @@ def test_a_drawn_point_is_new_until_there_is_none(space, url):
 
 def test_the_sampler_keeps_away_from_a_region_that_crashes(space, url):
     """A tempting corner: the objective grows with seqs, and beyond 40 every server dies."""
-    only_seqs = SearchSpace(space.knobs[4:], {}, PolicyStack())
+    only_seqs = SearchSpace(space.knobs[4:], {})
     search = Search("s", url, seed=3)
     crashed = []
     best = 0.0
@@ -120,7 +118,7 @@ def test_the_sampler_keeps_away_from_a_region_that_crashes(space, url):
 
 def test_a_missed_limit_counts_against_a_point(space, url):
     """Goodput grows with seqs, but beyond 20 the latency limit is missed."""
-    only_seqs = SearchSpace(space.knobs[4:], {}, PolicyStack())
+    only_seqs = SearchSpace(space.knobs[4:], {})
     search = Search("s", url, seed=5)
     late = []
     for _ in range(40):

@@ -12,7 +12,7 @@ from kvtune.autotune.space import (
 )
 from kvtune.policies.base import Context
 from kvtune.policies.model_shape import ModelShape
-from kvtune.policies.stack import broken_rules, describe
+from kvtune.policies.stack import broken_rules
 from kvtune.types import Device, EngineInfo, Harm, Histogram, PolicyStack, WorkloadFingerprint
 
 MIB = 1 << 20
@@ -48,18 +48,8 @@ def arguments_for(ctx, values, **options):
 
 def test_the_defaults_are_the_stock_configuration():
     space = build_space(situation(), harm=Harm.LOSSLESS)
-    assert space.baseline == PolicyStack()
     assert stack_from(space, space.defaults, situation()) == PolicyStack()
     assert stack_from(space, {}, situation()) == PolicyStack()
-
-
-def test_every_stack_keeps_the_memory_limit():
-    ctx = situation(kv_memory_limit_bytes=64 * MIB, base_arguments={"max-model-len": 1024})
-    space = build_space(ctx, harm=Harm.LOSSLESS)
-    assert space.baseline.arguments == {"kv-cache-memory-bytes": 64 * MIB}
-    assert stack_from(space, {}, ctx) == space.baseline
-    stack = stack_from(space, {"block_size": 32}, ctx)
-    assert describe(stack) == "kv-cache-memory-bytes 64 MiB, block-size 32"
 
 
 def test_a_worse_harm_class_must_be_asked_for():
@@ -146,14 +136,14 @@ def test_values_outside_their_range_become_the_nearest_and_unknown_names_are_ign
 
 
 def test_what_cannot_hold_one_request_is_infeasible():
-    ctx = situation(kv_memory_limit_bytes=64 * MIB, base_arguments={"max-model-len": 2800})
+    ctx = situation(base_arguments={"kv-cache-memory-bytes": 64 * MIB, "max-model-len": 2800})
     space = build_space(ctx, harm=Harm.LOSSLESS)
-    reason = infeasible_reason(space.baseline, ctx)
+    reason = infeasible_reason(PolicyStack(), ctx)
     assert reason is not None
     assert "2,688 tokens" in reason
     assert infeasible_reason(stack_from(space, {"block_size": 32}, ctx), ctx) is None
-    roomy = situation(kv_memory_limit_bytes=64 * MIB, base_arguments={"max-model-len": 2688})
-    assert infeasible_reason(space.baseline, roomy) is None
+    roomy = situation(base_arguments={"kv-cache-memory-bytes": 64 * MIB, "max-model-len": 2688})
+    assert infeasible_reason(PolicyStack(), roomy) is None
 
 
 def test_what_the_engine_refuses_is_infeasible_and_what_is_only_useless_is_not():
@@ -164,9 +154,9 @@ def test_what_the_engine_refuses_is_infeasible_and_what_is_only_useless_is_not()
 
 
 def test_a_dry_run_names_knobs_ranges_reasons_and_refusals():
-    ctx = situation("cuda", kv_memory_limit_bytes=640 * MIB)
+    ctx = situation("cuda", base_arguments={"kv-cache-memory-bytes": 640 * MIB})
     text = dry_run_text(build_space(ctx, harm=Harm.NEAR_LOSSLESS))
-    assert "baseline: kv-cache-memory-bytes 640 MiB" in text
+    assert "kv_memory: kv-cache-memory-bytes is fixed by --engine-args" in text
     assert "block_size: 16, 32, 64, 128 tokens (default 16)" in text
     assert "max_num_batched_tokens: powers of two 1024..8192 tokens (default 8192)" in text
     assert "only when enable_prefix_caching is True" in text
@@ -177,10 +167,9 @@ def test_a_dry_run_names_knobs_ranges_reasons_and_refusals():
 
 
 def test_a_dry_run_of_nothing_says_so():
-    space = SearchSpace((), {"block_size": "block-size is fixed by --engine-args"}, PolicyStack())
+    space = SearchSpace((), {"block_size": "block-size is fixed by --engine-args"})
     text = dry_run_text(space)
     assert text.splitlines() == [
-        "baseline: stock defaults",
         "knobs: 0, at most 1 combinations",
         "not offered:",
         "  block_size: block-size is fixed by --engine-args",
@@ -197,6 +186,7 @@ base_arguments = st.fixed_dictionaries(
         "enable-prefix-caching": st.booleans(),
         "long-prefill-token-threshold": st.sampled_from([0, 256]),
         "tensor-parallel-size": st.sampled_from([1, 3]),
+        "kv-cache-memory-bytes": st.sampled_from([64 * MIB, 4096 * MIB]),
     },
 )
 situations = st.builds(
@@ -204,7 +194,6 @@ situations = st.builds(
     st.sampled_from(["cpu", "cuda", "simulated"]),
     base_arguments=base_arguments,
     max_concurrency=st.sampled_from([None, 1, 3, 12, 500]),
-    kv_memory_limit_bytes=st.sampled_from([None, 64 * MIB, 4096 * MIB]),
     fingerprint=st.sampled_from([None, LONG_PROMPTS]),
 )
 
@@ -215,11 +204,10 @@ def test_no_point_breaks_a_rule_that_the_defaults_keep(ctx, rng: random.Random):
     space = build_space(ctx, harm=Harm.NEAR_LOSSLESS)
     values = {entry.knob.name: rng.choice(entry.knob.choices) for entry in space.knobs}
     stack = stack_from(space, values, ctx)
-    for rule in set(broken_rules(stack, ctx)) - set(broken_rules(space.baseline, ctx)):
+    for rule in set(broken_rules(stack, ctx)) - set(broken_rules(PolicyStack(), ctx)):
         # Only an argument that the user fixed may be left without effect: it cannot be moved.
         assert rule.effect == "dead"
         assert not set(rule.repairs) & set(space.defaults)
-    assert set(space.baseline.arguments.items()) <= set(stack.arguments.items())
     assert not {name for name in stack.arguments if name in ctx.base_arguments}
 
 

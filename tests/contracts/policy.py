@@ -6,7 +6,6 @@ import pytest
 
 from kvtune.errors import BadInput
 from kvtune.policies.base import Policy
-from kvtune.policies.capacity import memory_to_set
 from kvtune.types import Choice, Harm, PolicyStack
 
 VLLM_OPTIONS = frozenset(
@@ -15,7 +14,6 @@ VLLM_OPTIONS = frozenset(
         "enable-prefix-caching",
         "gpu-memory-utilization",
         "kv-cache-dtype",
-        "kv-cache-memory-bytes",
         "long-prefill-token-threshold",
         "max-num-active-seqs",
         "max-num-batched-tokens",
@@ -74,12 +72,11 @@ class PolicyContract:
             if knob.kind == "bool":
                 assert knob.choices == (False, True)
 
-    def test_defaults_set_nothing_but_a_memory_limit(self, policy, ctx):
+    def test_defaults_set_nothing(self, policy, ctx):
         if policy.supports(ctx).ok:
             choice = policy.choice({}, ctx)
             assert is_one_line(choice.because)
-            if not (policy.name == "kv_memory" and memory_to_set(ctx)):
-                assert choice.arguments == {}
+            assert choice.arguments == {}
 
     def test_every_other_value_sets_its_own_arguments_and_says_why(self, policy, ctx):
         for knob in self.knobs(policy, ctx):
@@ -100,8 +97,6 @@ class PolicyContract:
         for argument in policy.arguments:
             value = A_FIXED_VALUE.get(argument, 64)
             fixed = replace(ctx, base_arguments={**ctx.base_arguments, argument: value})
-            if memory_to_set(fixed) is not None:
-                continue
             for knob in self.knobs(policy, fixed):
                 for choice in knob.choices:
                     assert argument not in policy.choice({knob.name: choice}, fixed).arguments

@@ -68,9 +68,8 @@ def on_gpu(**changes):
 SITUATIONS = {
     "cpu, nothing known": on_cpu(model=None, detail=None),
     "cpu, scarce pool": on_cpu(
-        kv_memory_limit_bytes=64 * MIB,
         max_concurrency=12,
-        base_arguments={"max-model-len": 1024},
+        base_arguments={"kv-cache-memory-bytes": 64 * MIB, "max-model-len": 1024},
         fingerprint=workload(reuse={32: 0.6, 64: 0.5, 128: 0.4}),
     ),
     "cpu, long prompts": on_cpu(
@@ -92,7 +91,10 @@ SITUATIONS = {
         ),
     ),
     "gpu, limited, whole prompts": on_gpu(
-        kv_memory_limit_bytes=8 * GIB,
-        base_arguments={"enable-chunked-prefill": False, "max-model-len": "4K"},
+        base_arguments={
+            "kv-cache-memory-bytes": 8 * GIB,
+            "enable-chunked-prefill": False,
+            "max-model-len": "4K",
+        },
     ),
 }

@@ -16,12 +16,12 @@ def test_each_platform_has_its_sizes_and_its_default():
 
 def test_a_size_with_which_no_long_request_fits_is_not_offered():
     # 64 MiB holds 22 blocks of 128 or 11 of 256; one block is reserved.
-    ctx = on_cpu(kv_memory_limit_bytes=64 * MIB, base_arguments={"max-model-len": 2600})
+    ctx = on_cpu(base_arguments={"kv-cache-memory-bytes": 64 * MIB, "max-model-len": 2600})
     assert sizes(ctx) == [(32, 64, 128)]
 
 
 def test_the_default_stays_even_where_only_smaller_blocks_fit():
-    ctx = on_cpu(kv_memory_limit_bytes=64 * MIB, base_arguments={"max-model-len": 2800})
+    ctx = on_cpu(base_arguments={"kv-cache-memory-bytes": 64 * MIB, "max-model-len": 2800})
     assert sizes(ctx) == [(32, 64, 128)]
 
 

@@ -9,8 +9,6 @@ from kvtune.policies.capacity import (
     Pool,
     effective_kv_bytes,
     kv_bytes_per_token,
-    limited_arguments,
-    memory_to_set,
     pool_of,
     reported_kv_bytes,
     resident_requests,
@@ -103,26 +101,8 @@ def test_the_baseline_says_how_large_the_pool_is():
     assert pool_of({}, on_gpu(baseline=in_bytes)) == Pool(7, 16)
 
 
-@pytest.mark.parametrize(
-    ("asked", "limit", "to_set"),
-    [
-        (None, None, None),
-        (None, 64 * MIB, 64 * MIB),
-        ("32M", 64 * MIB, None),
-        ("64M", 64 * MIB, None),
-        ("65M", 64 * MIB, 64 * MIB),
-        ("1G", None, None),
-    ],
-)
-def test_the_users_limit_is_set_only_where_it_would_be_exceeded(asked, limit, to_set):
-    base = {} if asked is None else {"kv-cache-memory-bytes": asked}
-    ctx = on_cpu(base_arguments=base, kv_memory_limit_bytes=limit)
-    assert memory_to_set(ctx) == to_set
-    assert limited_arguments(ctx).get("kv-cache-memory-bytes") == (to_set or asked)
-
-
 def test_residents_are_typical_requests_or_else_the_longest():
-    ctx = on_cpu(kv_memory_limit_bytes=64 * MIB, base_arguments={"max-model-len": 1000})
+    ctx = on_cpu(base_arguments={"kv-cache-memory-bytes": 64 * MIB, "max-model-len": 1000})
     assert resident_requests(ctx) == 2
     assert resident_requests(replace(ctx, fingerprint=workload(300.0, 500.0, 60.0))) == 7
     assert resident_requests(on_cpu()) is None

@@ -5,7 +5,10 @@ from hypothesis import strategies as st
 
 from kvtune.policies.concurrency import batch_widths, why_widths
 
-SCARCE = {"kv_memory_limit_bytes": 64 * MIB, "fingerprint": workload(300.0, 500.0, 60.0)}
+SCARCE = {
+    "base_arguments": {"kv-cache-memory-bytes": 64 * MIB},
+    "fingerprint": workload(300.0, 500.0, 60.0),
+}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +37,8 @@ def test_widths_lie_around_what_the_load_and_the_pool_can_use(facts, widths):
     st.one_of(st.none(), st.integers(MIB, 4096 * MIB)),
 )
 def test_widths_ascend_and_no_two_of_them_cover_the_whole_load(stock, load, memory):
-    widths = batch_widths(on_cpu(max_concurrency=load, kv_memory_limit_bytes=memory), stock)
+    base = {} if memory is None else {"kv-cache-memory-bytes": memory}
+    widths = batch_widths(on_cpu(max_concurrency=load, base_arguments=base), stock)
     assert stock in widths
     assert list(widths) == sorted(set(widths))
     assert widths[0] >= min(2, stock)

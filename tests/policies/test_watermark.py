@@ -23,8 +23,8 @@ def test_a_pool_too_small_for_any_share_has_nothing_to_search():
     assert Watermark().knobs(on_cpu(base_arguments={"num-gpu-blocks-override": 4})) == ()
 
 
-def test_the_limit_counts_as_the_pool():
-    (knob,) = Watermark().knobs(on_cpu(kv_memory_limit_bytes=64 * MIB))
+def test_memory_in_bytes_counts_as_the_pool():
+    (knob,) = Watermark().knobs(on_cpu(base_arguments={"kv-cache-memory-bytes": 64 * MIB}))
     assert knob.choices == (0.0, 0.05, 0.1, 0.2)
 
 
