@@ -1,0 +1,156 @@
+"""What the quality benchmarks share: whom they ask, how answers are kept, how results are written.
+
+Answers lie in a history beside the results (`RESULTS.db`), suite by suite, so a benchmark that was
+interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+from kvtune.autotune.quality.run import Pass, QualityRun, Questions
+from kvtune.autotune.quality.subjects import ServedSubject, Subject
+from kvtune.autotune.reporting import Quiet
+from kvtune.engines.base import Engine, ServerSpec
+from kvtune.profilers.quality.compare import Asked, compare
+from kvtune.profilers.quality.limits import ANY
+from kvtune.profilers.quality.suite import Suite, SuitePlan
+from kvtune.store.database import open_store
+from kvtune.types import QualityFigure, QualityReport
+
+CONTEXT_TOKENS = 4096
+SERVER: Mapping[str, JsonValue] = {
+    "enforce-eager": True,
+    "kv-cache-memory-bytes": "1G",
+    "max-model-len": CONTEXT_TOKENS,
+}
+"""What every server here has: a quick start, and room for sixteen of the longest prompts."""
+
+SAY_EVERY_S = 15.0
+
+
+class Progress(Quiet):
+    """Says on stderr what is asked; how far it is only now and then."""
+
+    def __init__(self) -> None:
+        self.start_s: float | None = None
+        self._said_s = 0.0
+
+    def phase(self, title: str) -> None:
+        """Say it."""
+        say(title)
+
+    def note(self, text: str) -> None:
+        """Say it."""
+        say(text)
+
+    def ready(self, start_s: float) -> None:
+        """Keep how long the start took."""
+        self.start_s = start_s
+
+    def asked(self, done: int, total: int) -> None:
+        """Say it unless something was said just before."""
+        if time.monotonic() - self._said_s >= SAY_EVERY_S:
+            self._said_s = time.monotonic()
+            say(f"  {done} of {total} answered")
+
+
+@contextmanager
+def asking(
+    suites: Sequence[Suite],
+    plan: SuitePlan,
+    output: Path,
+    reporter: Progress,
+    *,
+    concurrency: int = 16,
+    again_concurrency: int = 6,
+) -> Iterator[QualityRun]:
+    """What asks suites and keeps the answers beside the results."""
+    with open_store(output.with_suffix(".db")) as history:
+        yield QualityRun(
+            Questions(tuple(suites), plan),
+            history,
+            reporter,
+            concurrency=concurrency,
+            again_concurrency=again_concurrency,
+        )
+
+
+def ask_by_suite(run: QualityRun, subject: Subject, passes: Sequence[Pass]) -> list[Asked]:
+    """What a subject answers each time; an interrupt costs no more than a suite."""
+    for suite in run.questions.suites:
+        replace(run, questions=replace(run.questions, suites=(suite,))).ask(subject, passes)
+    return run.ask(subject, passes)
+
+
+def judged(
+    run: QualityRun, baseline: Subject, candidate: Subject, *, again: bool = True
+) -> QualityReport:
+    """The report of a candidate, asked suite by suite; without `again` there is no noise floor."""
+    seed = run.questions.plan.seed
+    passes = [Pass("the baseline", seed, run.concurrency)]
+    if again:
+        passes.append(Pass("the baseline again", seed + 1, run.again_concurrency))
+    theirs, *repeat = ask_by_suite(run, baseline, passes)
+    (ours,) = ask_by_suite(run, candidate, [Pass("the candidate", seed, run.concurrency)])
+    known = {suite.name: suite for suite in run.questions.suites}
+    return compare(ours, theirs, repeat[0] if repeat else None, suites=known)
+
+
+def served(
+    engine: Engine, model: str, folder: Path, arguments: Mapping[str, JsonValue]
+) -> ServedSubject:
+    """A server with `arguments` besides those of all."""
+    spec = ServerSpec(model=model, served_model_name="m", arguments={**SERVER, **arguments})
+    return ServedSubject(engine, spec, log_path=folder / "server.log")
+
+
+def counts(figure: QualityFigure, suites: Mapping[str, Suite]) -> bool:
+    """Whether a figure decides a report to which nobody gave limits."""
+    if figure.suite == ANY or figure.kind == "level":
+        return True
+    return figure.metric == suites[figure.suite].metrics[0].name
+
+
+def as_row(figure: QualityFigure, suites: Mapping[str, Suite]) -> dict[str, Any]:
+    """What results keep of a figure."""
+    wanted = ("suite", "category", "metric", "outcome", "because", "items", "candidate", "baseline")
+    found = figure.model_dump(mode="json", include=set(wanted))
+    change = [figure.change.estimate, figure.change.low, figure.change.high]
+    return {**found, "change": change, "counts": counts(figure, suites)}
+
+
+def load(output: Path) -> dict[str, Any]:
+    """The results so far."""
+    found: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {}
+    return found
+
+
+def save(output: Path, results: Mapping[str, Any]) -> None:
+    """Write all results, or leave the old ones."""
+    fresh = output.with_suffix(".part")
+    fresh.write_text(json.dumps(results, indent=1) + "\n")
+    fresh.replace(output)
+
+
+def put_section(page: Path, title: str, body: str) -> None:
+    """Write a section of a Markdown page: in the place of the one with its title, or at the end."""
+    text = page.read_text() if page.exists() else "# Quality: what was measured\n"
+    before, _, rest = text.partition(f"\n## {title}\n")
+    _, found, after = rest.partition("\n## ")
+    tail = f"\n## {after}" if found else ""
+    page.write_text(f"{before.rstrip()}\n\n## {title}\n\n{body.strip()}\n{tail}")
+
+
+def say(text: str) -> None:
+    """Report progress."""
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)

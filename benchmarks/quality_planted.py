@@ -1,0 +1,198 @@
+"""Faults that `quality_faults.py` plants: KV formats of a server, and methods that are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor
+
+from kvtune.policies.eviction import Evictor, EvictorContext, Seen
+from kvtune.policies.method import (
+    Axis,
+    History,
+    LayerShape,
+    Paper,
+    PlaneBytes,
+    PlaneFactory,
+    PlaneShape,
+    Role,
+    StoreMethod,
+    TokenMethod,
+)
+from kvtune.policies.method_stack import MethodStack
+from kvtune.policies.methods.streaming_llm import StreamingLLM
+from kvtune.policies.plane import Plane, PlaneContext, TokenCodec, TokenPlane, full_plane
+from kvtune.types import Harm
+
+PLANTED = Paper("planted by a benchmark of kvtune", "none", 2026)
+
+FORGETFUL_WINDOW_TOKENS = 124
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault, and the suites that should notice it (none: nobody knows, or nothing is wrong).
+
+    `arguments` are what a server is started with, `stack` is what the reference engine runs.
+    """
+
+    name: str
+    says: str
+    expected: tuple[str, ...] = ()
+    arguments: Mapping[str, JsonValue] = field(default_factory=dict)
+    stack: MethodStack | None = None
+
+    @property
+    def where(self) -> Literal["vllm", "reference"]:
+        """Who is asked."""
+        return "vllm" if self.stack is None else "reference"
+
+
+class WrongScale(StoreMethod):
+    """Reads `factor` times what was stored, in one layer or all: 1 is right, 0 loses all."""
+
+    name = "planted-scale"
+    title = "planted: wrong scale"
+    axis = Axis.BITS
+    harm = Harm.LOSSY
+    saves = ()
+    acts = "both"
+    paper = PLANTED
+    summary = "Reads a multiple of what was stored."
+
+    factor: float = 1.0
+    layer: int | None = None
+    roles: tuple[Role, ...] = ("key", "value")
+
+    def plane(self, ctx: PlaneContext, inner: PlaneFactory) -> Plane:
+        """A plane that reads wrong, or a right one where this is not planted."""
+        here = ctx.shape.role in self.roles and self.layer in (None, ctx.shape.layer)
+        return TokenPlane(_Scaled(self.factor)) if here else full_plane(ctx)
+
+    def plane_bytes(
+        self,
+        shape: PlaneShape,
+        held: History,
+        inner: PlaneBytes,
+        observed: Mapping[str, int] | None = None,
+    ) -> int:
+        """Full precision."""
+        return shape.full_bytes(held.tokens)
+
+
+class _Scaled(TokenCodec):
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+
+    def encode(self, x: Tensor) -> dict[str, Tensor]:
+        return {"x": x}
+
+    def decode(self, held: Mapping[str, Tensor]) -> Tensor:
+        return held["x"] * self._factor
+
+
+class LostSystemPrompt(TokenMethod):
+    """Drops the tokens of system messages when the prompt is complete, protected or not."""
+
+    name = "planted-lost-system-prompt"
+    title = "planted: lost system prompt"
+    axis = Axis.TOKEN
+    harm = Harm.LOSSY
+    saves = ()
+    acts = "prefill"
+    paper = PLANTED
+    summary = "Drops the system prompt."
+
+    @property
+    def heads(self) -> Literal["uniform", "per-head", "ragged"]:
+        """All heads keep the same tokens."""
+        return "uniform"
+
+    def evictor(self, ctx: EvictorContext) -> Evictor:
+        """Build the choice, which holds nothing."""
+        return _NotSystem()
+
+    def history(self, seen: History, layer: LayerShape) -> History:
+        """How long a system prompt is nobody knows beforehand: at most all."""
+        return seen
+
+    def own_bytes(self, seen: History, layer: LayerShape) -> int:
+        """No scores: 0."""
+        return 0
+
+
+class _NotSystem(Evictor):
+    def observe(self, seen: Seen, phase: Literal["prefill", "decode", "scoring"]) -> None:
+        """Nothing: only spans count."""
+
+    def select(self, seen: Seen, phase: Literal["prefill", "decode"]) -> Tensor | None:
+        positions = seen.key_positions[0]
+        lost = torch.zeros_like(positions, dtype=torch.bool)
+        for span in seen.ctx.spans:
+            if span.label == "system":
+                lost |= (positions >= span.start) & (positions < span.end)
+        return (~lost).nonzero().T if lost.any() else None
+
+
+def faults(layers: int) -> tuple[Fault, ...]:
+    """All faults, those of a model with `layers` layers; the first of each engine plants nothing.
+
+    Which suite should notice was written down before anything was measured.
+    """
+    long_prompts = ("fidelity", "needle")
+    formats = (
+        "int8_per_token_head",
+        "int4_per_token_head",
+        "turboquant_k8v4",
+        "turboquant_4bit_nc",
+        "turboquant_k3v4_nc",
+        "turboquant_3bit_nc",
+    )
+    middle = layers // 2
+    window = StreamingLLM(sink_tokens=4, window_tokens=FORGETFUL_WINDOW_TOKENS, positions="keep")
+    return (
+        Fault("vllm-right", "nothing: other batches", arguments={"max-num-seqs": 8}),
+        Fault("fp8", "one byte a number, scale 1", arguments={"kv-cache-dtype": "fp8"}),
+        *(
+            Fault(
+                name,
+                "a format that the CPU backend takes and cannot do",
+                long_prompts,
+                {"kv-cache-dtype": name},
+            )
+            for name in formats
+        ),
+        Fault("reference-right", "nothing: stored and read as it is", stack=_one(WrongScale())),
+        Fault(
+            "scale-4x",
+            "all keys and values read back four times too large",
+            long_prompts,
+            stack=_one(WrongScale(factor=4)),
+        ),
+        Fault(
+            "one-layer-v-zero",
+            f"the values of layer {middle} of {layers} read back as 0",
+            ("fidelity",),
+            stack=_one(WrongScale(factor=0, layer=middle, roles=("value",))),
+        ),
+        Fault(
+            "forgets-the-middle",
+            f"4 sinks and the latest {FORGETFUL_WINDOW_TOKENS} tokens stay, the rest goes",
+            ("needle", "multi-turn"),
+            stack=_one(window),
+        ),
+        Fault(
+            "drops-the-system-prompt",
+            "an eviction that drops the tokens of system messages",
+            ("instructions", "leakage", "tools"),
+            stack=_one(LostSystemPrompt()),
+        ),
+    )
+
+
+def _one(method: StoreMethod | TokenMethod) -> MethodStack:
+    return MethodStack((method,))
