@@ -26,10 +26,6 @@ from kvtune.types import (
     Status,
 )
 
-OBJECTIVE_METRIC: Mapping[str, str] = {
-    "goodput": "goodput_requests_per_s",
-    "throughput": "output_tokens_per_s",
-}
 CANNOT_START = (FailureClass.DOES_NOT_FIT, FailureClass.BAD_ARGUMENT)
 REPORTED = (
     "goodput_requests_per_s",
@@ -58,7 +54,7 @@ def objective_values(goal: Goal, measurement: Measurement) -> tuple[float, ...]:
     """The objective of each repeat; empty when nothing was measured."""
     if measurement.status is not Status.OK:
         return ()
-    return measurement.metrics.get(OBJECTIVE_METRIC[goal.objective], ())
+    return measurement.metrics.get(goal.objective_metric, ())
 
 
 def mean_metrics(measurement: Measurement) -> dict[str, float]:

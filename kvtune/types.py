@@ -165,6 +165,11 @@ class Goal(Stored):
     objective: Literal["goodput", "throughput"] = "goodput"
     slos: tuple[Slo, ...] = ()
 
+    @property
+    def objective_metric(self) -> str:
+        """The flat name of the metric that is maximised."""
+        return "goodput_requests_per_s" if self.objective == "goodput" else "output_tokens_per_s"
+
 
 # --- engines ----------------------------------------------------------------------------------
 

@@ -19,8 +19,6 @@ from kvtune.store.rows import AttemptRow, AttemptStatus, DecisionRow, StudyRow, 
 from kvtune.store.schema import attempts, decisions, measurements, studies, trials
 from kvtune.types import Device, EngineInfo, Goal, Status, WorkloadFingerprint
 
-_OBJECTIVE_METRIC = {"goodput": "goodput_requests_per_s", "throughput": "output_tokens_per_s"}
-
 
 class StudyLog(Database):
     """The studies of a store."""
@@ -149,7 +147,7 @@ def _summary(
     metrics: Mapping[str, Mapping[str, tuple[float, ...]]],
     decided: DecisionRow | None,
 ) -> StudySummary:
-    metric = _OBJECTIVE_METRIC[study.goal.objective]
+    metric = study.goal.objective_metric
     counts: dict[str, int] = defaultdict(int)
     objectives: dict[int, float] = {}
     for number, attempts_of_trial in sorted(tries.items()):

@@ -41,7 +41,6 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
 
     from kvtune.autotune.cli.console import print_json, stdout
     from kvtune.autotune.cli.results import print_decision, print_rejected
-    from kvtune.autotune.decide import OBJECTIVE_METRIC
     from kvtune.policies.stack import describe
     from kvtune.profilers.goal import goal_text
 
@@ -67,7 +66,7 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
         f"{escape(study.workload_name)}, goal: {escape(goal_text(study.goal))}\n",
         soft_wrap=True,
     )
-    objective = OBJECTIVE_METRIC[study.goal.objective]
+    objective = study.goal.objective_metric
     unit = "req/s" if objective.startswith("goodput") else "tokens/s"
     figures = {objective: f"{study.goal.objective}\n{unit}"}
     figures |= {"ttft_p95_s": "p95 TTFT\ns", "itl_p95_s": "p95 ITL\ns"}
