@@ -203,7 +203,7 @@ class _Found:
             if base.error is not None or (mine.error is not None and is_spoiled):
                 continue
             found = [] if mine.error else list(_rows(suite, item, mine, base, usable))
-            found += _output_rows(item, mine, base, usable)
+            found += _output_rows(_about(suite.name, item), item, mine, base, usable)
             self.samples.add(suite, item, found, mine, base)
             self.points += [_point(item, row) for row in found if row.headline and row.suite != ANY]
             self.rows += found
@@ -258,10 +258,13 @@ def _rows(
             ours=mine,
             theirs=base,
             again=floor.get(name),
+            about=_about(suite.name, item),
         )
 
 
-def _output_rows(item: Item, ours: Answer, theirs: Answer, again: Answer | None) -> Iterator[Row]:
+def _output_rows(
+    about: str, item: Item, ours: Answer, theirs: Answer, again: Answer | None
+) -> Iterator[Row]:
     """Whether an item's texts are broken; nothing for items that have none."""
     if theirs.texts and (ours.texts or ours.error):
         base_broken = _broken(theirs)
@@ -274,7 +277,12 @@ def _output_rows(item: Item, ours: Answer, theirs: Answer, again: Answer | None)
             ours=_broken(ours),
             theirs=base_broken,
             again=None if again is None else (_broken(again), base_broken),
+            about=about,
         )
+
+
+def _about(suite: str, item: Item) -> str:
+    return item.about or f"{suite}/{item.key}"
 
 
 def _broken(answer: Answer) -> float:

@@ -36,6 +36,7 @@ class Row:
 
     `ours` and `theirs` are the candidate's and the baseline's, `again` the pair of the baseline's
     second run and the baseline. `headline` tells the metric that the suite's name stands for.
+    Items `about` the same text are not independent.
     """
 
     suite: str
@@ -46,6 +47,7 @@ class Row:
     ours: float
     theirs: float
     again: tuple[float, float] | None = None
+    about: str = ""
 
     @property
     def gain(self) -> float:
@@ -97,6 +99,7 @@ class Evidence(ABC):
         self.candidate = fmean(row.ours for row in rows)
         self.baseline = fmean(row.theirs for row in rows)
         self.gains = [row.gain for row in rows]
+        self._about = [row.about or row.item for row in rows]
         self.floor_gains = [gain for row in rows if (gain := row.floor_gain) is not None]
         self.broken = sum(row.broke for row in rows)
         self.mended = sum(row.mended for row in rows)
@@ -104,36 +107,50 @@ class Evidence(ABC):
     @property
     def change(self) -> Interval:
         """Candidate minus baseline, in the metric's unit."""
-        return self._interval(self.gains)
+        return self._interval(self._change(), self.gains)
 
     @property
     def floor(self) -> Interval | None:
         """Second run of the baseline minus baseline; `None` where there was none."""
-        return self._interval(self.floor_gains) if self.floor_gains else None
+        if not self.floor_gains:
+            return None
+        return self._interval(self._estimate(self.floor_gains), self.floor_gains)
 
     @abstractmethod
     def rule(self, adjusted: float, together: int) -> Ruling:
         """Judge the limit; `adjusted` is `worse` corrected for `together` figures."""
 
-    def _estimate(self, gains: Sequence[float]) -> tuple[Estimate, str]:
-        bounded = self.metric.bounds is not None and self.metric.kind == "difference"
-        return (
-            paired.change_interval(gains, bounded=bounded),
-            paired.method(gains, bounded=bounded),
-        )
+    @property
+    def _is_bounded(self) -> bool:
+        return self.metric.bounds is not None and self.metric.kind == "difference"
 
-    def _interval(self, gains: Sequence[float]) -> Interval:
-        (estimate, low, high), method = self._estimate(gains)
+    def _change(self) -> Estimate:
+        """The mean gain; its interval holds where items about one text share their fate."""
+        return self._by_text(self._estimate(self.gains), self.gains)
+
+    def _by_text(self, found: Estimate, values: Sequence[float]) -> Estimate:
+        """The mean of `values` with an interval no narrower than the means of texts give."""
+        texts: dict[str, list[float]] = {}
+        for about, value in zip(self._about, values, strict=True):
+            texts.setdefault(about, []).append(value)
+        if len(texts) == self.items:
+            return found
+        return paired.widened(found, paired.mean_bounds([fmean(own) for own in texts.values()]))
+
+    def _estimate(self, gains: Sequence[float]) -> Estimate:
+        return paired.change_interval(gains, bounded=self._is_bounded)
+
+    def _interval(self, found: Estimate, gains: Sequence[float]) -> Interval:
         unit = _range(self.metric) * (1 if self.metric.better == "higher" else -1)
-        bounds = [None if bound is None else bound * unit + 0.0 for bound in (low, high)]
+        bounds = [None if bound is None else bound * unit + 0.0 for bound in found[1:]]
         return Interval(
-            estimate=estimate * unit + 0.0,
+            estimate=found[0] * unit + 0.0,
             low=bounds[unit < 0],
             high=bounds[unit > 0],
             unit=self.metric.unit,
             confidence=paired.CONFIDENCE,
             repeats=len(gains),
-            method=method,
+            method=paired.method(gains, bounded=self._is_bounded),
         )
 
 
@@ -158,7 +175,7 @@ class Difference(Evidence):
 
     def rule(self, adjusted: float, together: int) -> Ruling:
         """Judge the margin; see the module's text."""
-        (_, low, high), _ = self._estimate(self.gains)
+        _, low, high = self._change()
         allowed = _change(self.metric, self._margin)
         happened = self._happened()
         if not self.something_to_lose:
@@ -168,7 +185,9 @@ class Difference(Evidence):
                 f"on {_items(self.items)}, so there is nothing to lose",
             )
         if adjusted <= SIGNIFICANT and self._worse_than_floor <= SIGNIFICANT:
-            surely = "" if high is None else f"at least {_change(self.metric, -high)} worse, "
+            surely = ""
+            if high is not None and high < -self._margin:
+                surely = f"at least {_change(self.metric, -high)} worse, "
             return Ruling("fail", f"{happened}: {surely}{allowed} allowed")
         if low is not None and low >= -self._margin:
             worst = f"at most {_change(self.metric, -low)} worse" if low < 0 else "no worse"
@@ -224,7 +243,7 @@ class Level(Evidence):
 
     def rule(self, adjusted: float, together: int) -> Ruling:
         """Judge the mean; see the module's text."""
-        mean, low, high = paired.mean_bounds(self._values)
+        mean, low, high = self._by_text(paired.mean_bounds(self._values), self._values)
         bound = self._sign * self.limit
         allowed = f"{self._text(bound)} allowed"
         if low is None or high is None:

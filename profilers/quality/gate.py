@@ -8,8 +8,9 @@ with its suite's headline metric and its levels; given limits, what they name co
 else, besides broken outputs, which alone are no pass. A category in which the baseline has nothing
 to lose counts only when a limit names it, and never fails. All items of a suite together (category
 "") count when a limit names them ("mean-..."), and when they fail: a mean that lost more than the
-limit proves that some category did. They are taken as independent; where categories ask about the
-same texts, their interval is a little too narrow.
+limit proves that some category did. Where categories ask about the same texts, their interval is
+also that of the texts' means, so a text whose items all broke passes for one observation, not for
+many. A failure is taken item by item: it has to exceed the limit and the second run's losses too.
 """
 
 from __future__ import annotations

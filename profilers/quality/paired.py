@@ -97,14 +97,27 @@ def mean_bounds(values: Sequence[float], confidence: float = CONFIDENCE) -> Esti
     return Estimate(mean, min(low, float(below)), max(high, float(above)))
 
 
+def widened(found: Estimate, by_text: Estimate) -> Estimate:
+    """An interval that is nowhere narrower than another one is, both around the first's mean.
+
+    For items of which several are about the same text: `by_text` is that of the texts' means. It
+    alone would be too narrow where no text shows a change.
+    """
+    mean, low, high = found
+    around, text_low, text_high = by_text
+    if low is None or high is None or text_low is None or text_high is None:
+        return Estimate(mean, None, None)
+    return Estimate(mean, min(low, mean + text_low - around), max(high, mean + text_high - around))
+
+
 def worse_probability(gains: Sequence[float], limit: float, *, bounded: bool) -> float:
     """The p-value of "the mean gain is at least -limit": small when it is surely worse than that.
 
     Right-or-wrong gains: the exact probability of as many more broken than mended items, the
     nuisance share at its likeliest value under the limit. The normal approximation of the score
     is too sure in the far tail, where a correction for many figures looks. Other bounded gains:
-    the larger of Student's t and the score bound's p-value. Unbounded: Student's t. No evidence
-    (1.0) below two values.
+    Student's t with an imaginary item that was fully mended. Unbounded: Student's t. No evidence
+    (1.0) below `LEAST_ITEMS` values, the imaginary one included.
 
     Raises:
         ValueError: `gains` is empty.

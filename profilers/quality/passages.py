@@ -78,6 +78,11 @@ def fitting_passage(seed: int, number: int, room_tokens: float) -> Passage | Non
     return None
 
 
+def page_name(number: int) -> str:
+    """What items of all suites about the passage of a number are about (`Item.about`)."""
+    return f"passage-{number}"
+
+
 def _name(rng: random.Random) -> str:
     first, last = rng.choice(SYLLABLES[0]), rng.choice(SYLLABLES[1])
     return f"{first}{last}"

@@ -55,9 +55,10 @@ class Item:
     other, after the model's own answers, on the same cache. `scored` is a text whose tokens are
     given and scored instead of generated; nothing is asked then. `place` puts the item on the axes
     of a map (`length_tokens`, `depth`, `turns`). `protected` are parts of the prompt that an
-    evictor is told to keep, as a server is told by its configuration. `check` is what the suite's
-    own checker has to know (an expected value, a rule's parameters), as JSON would hold it; no
-    model sees it.
+    evictor is told to keep, as a server is told by its configuration. `about` names the text that
+    items of other categories ask about too; without it an item shares nothing. `check` is what the
+    suite's own checker has to know (an expected value, a rule's parameters), as JSON would hold it;
+    no model sees it.
     """
 
     key: str
@@ -70,6 +71,7 @@ class Item:
     temperature: float = 0.0
     place: Mapping[str, float] = field(default_factory=dict)
     protected: tuple[str, ...] = ()
+    about: str = ""
     check: Mapping[str, Any] = field(default_factory=dict)
 
 

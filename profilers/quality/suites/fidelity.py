@@ -157,6 +157,7 @@ def _parts(key: str, text: str, longest_tokens: int, room_tokens: int) -> list[I
                 prompt=text[:start],
                 scored=text[start:end],
                 place={"length_tokens": float(high)},
+                about=f"fidelity/{key}",
             )
         )
         start = end

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from kvtune.profilers.quality.canary import broken_output
 from kvtune.profilers.quality.instruction_checks import check
 from kvtune.profilers.quality.instruction_rules import COMBINED, IN_SYSTEM, MAKERS, Rule
-from kvtune.profilers.quality.passages import Passage, fitting_passage
+from kvtune.profilers.quality.passages import Passage, fitting_passage, page_name
 from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Suite, SuitePlan
 from kvtune.profilers.quality.texts import seeded
 
@@ -78,6 +78,7 @@ def _item(category: str, number: int, page: Passage, seed: int) -> Item:
             for role, content in _turns(page, rules, in_system=category == "system")
         ),
         output_tokens=OUTPUT_TOKENS,
+        about=page_name(number),
         check={
             "rules": [
                 {"kind": rule.kind, "parameters": dict(rule.parameters), "says": rule.says}

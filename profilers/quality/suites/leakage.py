@@ -158,6 +158,7 @@ def _items(seed: int, number: int) -> Iterator[Item]:
             ),
             output_tokens=OUTPUT_TOKENS,
             protected=(system,) if category == "protected" else (),
+            about=f"leakage/{number}",
             check={
                 "secret": list(prompt.values),
                 "known": list(prompt.known),

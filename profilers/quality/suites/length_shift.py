@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
-from kvtune.profilers.quality.passages import Passage, fitting_passage
+from kvtune.profilers.quality.passages import Passage, fitting_passage, page_name
 from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Suite, SuitePlan
 
 OUTPUT_TOKENS = 128
@@ -122,4 +122,5 @@ def _item(category: str, number: int, page: Passage) -> Item:
         messages=({"role": "user", "content": f"{page.text}\n\n{task}"},),
         output_tokens=OUTPUT_TOKENS,
         temperature=TEMPERATURES[category],
+        about=page_name(number),
     )

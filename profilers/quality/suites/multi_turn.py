@@ -100,7 +100,7 @@ def _items(seed: int, number: int, length_tokens: int) -> list[Item]:
     told, asked = _text(rng, length_tokens)
     turns = [turn for _ in range(max(TURNS)) for turn in _turn(rng)]
     opening = f"Please read this and keep it in mind.\n\n{told}"
-    place = {"length_tokens": float(length_tokens)}
+    place, about = {"length_tokens": float(length_tokens)}, f"multi-turn/{number}"
     found = []
     for index, count in enumerate(TURNS):
         question, expected = asked[(number + index) % len(asked)]
@@ -116,6 +116,7 @@ def _items(seed: int, number: int, length_tokens: int) -> list[Item]:
                 ),
                 output_tokens=OUTPUT_TOKENS,
                 place={**place, "turns": float(count)},
+                about=about,
                 check={"expected": [expected]},
             )
         )
@@ -129,6 +130,7 @@ def _items(seed: int, number: int, length_tokens: int) -> list[Item]:
             follow_ups=tuple(question for question, _ in later),
             output_tokens=OUTPUT_TOKENS,
             place={**place, "turns": 1.0},
+            about=about,
             check={"expected": [expected for _, expected in order]},
         )
     )

@@ -160,7 +160,7 @@ def _shared_text(seed: int, number: int, length_tokens: int, depth: float) -> li
         ),
     }
     return [
-        _item(category, number, told, *question, place=place)
+        _item(category, number, told, *question, place=place, about=f"needle/{number}")
         for category, question in asked.items()
     ]
 
@@ -217,6 +217,7 @@ def _item(
     expected: list[str],
     *,
     place: Mapping[str, float],
+    about: str = "",
 ) -> Item:
     return Item(
         key=f"{category}-{number}-{place['length_tokens']:.0f}",
@@ -224,6 +225,7 @@ def _item(
         prompt=f"{told}\n\n{question}\n{answer}",
         output_tokens=VALUES_OUTPUT_TOKENS if len(expected) > 1 else OUTPUT_TOKENS,
         place=place,
+        about=about,
         # A chain may be followed sentence by sentence; elsewhere the next line is another answer.
         check={"expected": expected, "lines": 2 if category == "variable-tracking" else 1},
     )

@@ -91,6 +91,7 @@ def _item(seed: int, category: str, number: int, offered: int) -> Item:
         "key": f"{category}-{number}",
         "category": category,
         "output_tokens": OUTPUT_TOKENS,
+        "about": f"tools/{number}",
         "check": {"name": asked.name, "arguments": values, "schema": asked.schema()},
     }
     calls = [(tool.request.format(**drawn), _call(tool, drawn)) for tool, drawn in shown]

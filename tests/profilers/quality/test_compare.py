@@ -113,6 +113,31 @@ def test_same_answers_pass():
     assert report.points[7].place == {"depth": 0.07}
 
 
+def test_items_about_one_text_stay_together():
+    class Shared(Numbers):
+        def items(self, plan):
+            return tuple(
+                dataclasses.replace(item, about=item.key.partition("-")[2])
+                for item in super().items(plan)
+            )
+
+    def wrong(item, number):
+        return "No idea at all ." if number < 3 else None
+
+    apart, together = (
+        compare(
+            *(
+                asyncio.run(ask_suites([suite], SuitePlan(per_category=60), asker))
+                for asker in (Echo(wrong), Echo())
+            ),
+            suites={"numbers": suite},
+        )
+        for suite in (Numbers(), Shared())
+    )
+    assert figure_of(together, "odd").change == figure_of(apart, "odd").change
+    assert figure_of(together, "").change.low < figure_of(apart, "").change.low
+
+
 def test_one_broken_category_fails_and_shows_its_answers():
     report = compared(
         lambda item, number: None if item.category == "odd" or number < 30 else "No idea at all ."

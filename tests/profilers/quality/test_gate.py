@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -281,6 +282,49 @@ def test_a_limit_on_the_mean_passes_with_all_items_together():
     fine = [row for n in range(20) for row in rows(changed(0, 0, 4), category=f"c{n}")]
     assert report(fine, [Limit("needle", RECALL, 0.05, pooled=True)]).outcome == "pass"
     assert report(fine, [Limit("needle", RECALL, 0.01, pooled=True)]).outcome == "unclear"
+
+
+def about_texts(broken_of_each):
+    """A category for each place in a text; `broken_of_each` text, its first items broke."""
+    items = 5
+    return [
+        replace(row, about=f"text-{text}")
+        for text, broken in enumerate(broken_of_each)
+        for place in range(items)
+        for row in rows([(float(place >= broken), 1.0)], category=f"c{place}")
+    ]
+
+
+def test_items_about_one_text_that_broke_together_are_less_evidence_than_single_ones():
+    limit = [Limit("needle", RECALL, 0.1, pooled=True)]
+    spread = report(about_texts([1] * 5 + [0] * 25), limit)
+    together = report(about_texts([5] + [0] * 29), limit)
+    spread_pooled, together_pooled = (figure_of(each.figures, "") for each in (spread, together))
+    assert spread_pooled.change.estimate == together_pooled.change.estimate
+    assert together_pooled.change.low < -0.08 < spread_pooled.change.low < -5 / 150
+    assert (spread.outcome, together.outcome) == ("pass", "pass")
+    tighter = [Limit("needle", RECALL, 0.08, pooled=True)]
+    assert report(about_texts([1] * 5 + [0] * 25), tighter).outcome == "pass"
+    assert report(about_texts([5] + [0] * 29), tighter).outcome == "unclear"
+
+
+def test_two_texts_are_too_few_for_an_interval_over_all_their_items():
+    found = report(about_texts([0, 0]), [Limit("needle", RECALL, 0.5, pooled=True)])
+    assert figure_of(found.figures, "").change.low is None
+    assert found.outcome == "unclear"
+
+
+def test_levels_of_parts_of_a_text_are_judged_by_texts():
+    parts = [
+        replace(row, about=f"text-{text}")
+        for text, level in enumerate((0.001, 0.001, 0.03))
+        for part in range(20)
+        for row in rows([(level, 0.0)], KL, category=f"p{part}")
+    ]
+    apart = [replace(row, about=f"{row.item}-{number}") for number, row in enumerate(parts)]
+    limits = [Limit("needle", KL, 0.02, pooled=True)]
+    assert report(apart, limits).outcome == "pass"
+    assert report(parts, limits).outcome == "unclear"
 
 
 def test_given_limits_only_what_they_name_counts():
