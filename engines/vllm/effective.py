@@ -117,6 +117,17 @@ def _from_server_info(server_info: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(part := config.get(section), Mapping)
     }
     values["model_dtype"] = _dtype(values.get("model_dtype"))
+    cache = config.get("cache_config")
+    return _of_real_pool(values, cache if isinstance(cache, Mapping) else {})
+
+
+def _of_real_pool(values: dict[str, Any], cache_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without the pool's bytes where its blocks were counted from something else.
+
+    With `num_gpu_blocks_override` vLLM still tells the bytes that it would have taken.
+    """
+    if cache_config.get("num_gpu_blocks_override") is not None:
+        values.pop("kv_cache_memory_bytes", None)
     return values
 
 
@@ -127,7 +138,7 @@ def _from_metrics(text: str) -> dict[str, Any]:
     values = {field: labels[label] for label, field in _CACHE_CONFIG.items() if label in labels}
     if (size_tokens := _size_tokens(labels)) is not None:
         values.setdefault("kv_cache_size_tokens", size_tokens)
-    return values
+    return _of_real_pool(values, labels)
 
 
 def _size_tokens(labels: Mapping[str, str]) -> str | None:

@@ -83,6 +83,16 @@ def test_server_info_gives_the_whole_configuration():
     )
 
 
+def test_bytes_that_the_pool_does_not_have_are_not_read():
+    """Whatever the number of blocks is: they were not counted from the bytes that vLLM tells."""
+    cache = {**SERVER_INFO["vllm_config"]["cache_config"], "num_gpu_blocks_override": 96}
+    info = {"vllm_config": {**SERVER_INFO["vllm_config"], "cache_config": cache}}
+    page = METRICS.replace('num_gpu_blocks_override="None"', 'num_gpu_blocks_override="96"')
+    for effective in (read(info, page), read(None, page)):
+        assert effective.kv_cache_memory_bytes is None
+        assert effective.num_gpu_blocks == 91
+
+
 def test_without_server_info_metrics_and_log_are_read():
     effective = read(None, METRICS, LOG)
     assert effective.source == ("metrics", "log")
