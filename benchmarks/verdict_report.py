@@ -47,6 +47,12 @@ def render(results: Results) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def _rounds(results: Results) -> str:
+    """How often loads took turns: a run that was resumed may have another number from there on."""
+    counts = {len(regime.baseline) for regime in results.regimes if not regime.problem}
+    return " or ".join(str(count) for count in sorted(counts))
+
+
 def _head(results: Results) -> str:
     device, ceilings, engine = results.device, results.ceilings, results.engine
     minutes = sum(regime.wall_s for regime in results.regimes) / 60
@@ -60,7 +66,7 @@ Made by [`benchmarks/verdicts.py`](../benchmarks/README.md) from its results.
 - measured at the start: {ceilings.read_bytes_per_s / 1e9:.1f} GB/s of reads,
   {ceilings.matrix_flop_per_s / 1e12:.2f} TFLOP/s in {ceilings.matrix_dtype}
 - {engine.distribution} {engine.version}, {results.model}, kvtune {results.kvtune}
-- {results.rounds} rounds, seed {results.seed}, {minutes:.0f} minutes, {results.measured_at}"""
+- {_rounds(results)} rounds, seed {results.seed}, {minutes:.0f} minutes, {results.measured_at}"""
 
 
 def _verdicts(regimes: Sequence[RegimeResult]) -> str:
@@ -253,7 +259,7 @@ def _method(results: Results) -> str:
 - *No probe* judges that same run without the probe. *Only watched* judges its counters and gauges
   alone, without the client's records, the workload's fingerprint, or the figures of a client.
 - *Arms*: servers stand side by side, and idle ones take no CPU. Loads take turns,
-  {results.rounds} times over, another one first each time, with prompts that nobody has seen: one
+  {_rounds(results)} times over, another one first each time, with prompts that nobody has seen: one
   run a round and arm. Goodput counts the requests that keep the limit of the regime's goal.
 - *Measured* is the ratio of geometric means over rounds. KV tokens are those that the engine
   reports when it has started.
