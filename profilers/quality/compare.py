@@ -207,6 +207,9 @@ class _Found:
             self.samples.add(suite, item, found, mine, base)
             self.points += [_point(item, row) for row in found if row.headline and row.suite != ANY]
             self.rows += found
+        judged = {row.suite for row in self.rows} | self.skipped.keys()
+        if suite.name not in judged:
+            self.skipped[suite.name] = "none of its answers can be compared"
 
 
 def _other_versions(ours: Asked, theirs: Asked) -> list[str]:

@@ -180,5 +180,5 @@ def _figure(case: _Case, ruling: Ruling) -> QualityFigure:
 def _answers(figure: QualityFigure, limit: Limit) -> bool:
     """Whether a figure is what a limit is about."""
     return (figure.suite, figure.metric) == (limit.suite, limit.metric.name) and (
-        limit.category in (None, figure.category)
+        limit.category is None or limit.is_of(figure.category)
     )

@@ -40,7 +40,7 @@ class Limit:
     """What a metric of a suite may be at worst: the margin of a change, or the bound of a level.
 
     `value` is positive and in the metric's unit. It holds in `category`, or in each one if that is
-    `None`, or (`pooled`) for all items of the suite together.
+    `None`, or (`pooled`) for all items of the suite together. Categories are written in any case.
     """
 
     suite: str
@@ -48,6 +48,10 @@ class Limit:
     value: float
     category: str | None = None
     pooled: bool = False
+
+    def is_of(self, category: str) -> bool:
+        """Whether it is for this category and no other."""
+        return self.category is not None and self.category.casefold() == category.casefold()
 
 
 def parse_limits(
@@ -100,7 +104,7 @@ def find_limit(
     about = [limit for limit in limits if (limit.suite, limit.metric.name) == (suite, metric)]
     own = [limit for limit in about if limit.pooled] if pooled else []
     if not pooled:
-        own = [limit for limit in about if limit.category == category]
+        own = [limit for limit in about if limit.is_of(category)]
     each = [limit for limit in about if limit.category is None and not limit.pooled]
     return next(iter([*own, *each]), None)
 

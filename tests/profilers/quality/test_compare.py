@@ -275,6 +275,19 @@ def test_all_items_are_asked_in_few_batches_with_progress():
     assert texts[399] == "It is 199 ."
 
 
+def test_a_suite_whose_answers_say_nothing_of_each_other_is_skipped():
+    class Silent(Numbers):
+        name = "silent"
+
+        def figures(self, item, ours, theirs):
+            return {}
+
+    asked = asyncio.run(ask_suites([Silent()], SuitePlan(), Echo()))
+    report = compare(asked, asked, suites={"silent": Silent()})
+    assert report.skipped == {"silent": "none of its answers can be compared"}
+    assert report.outcome == "unclear"
+
+
 def test_a_suite_without_items_is_skipped():
     class Nothing(Numbers):
         name = "nothing"

@@ -348,6 +348,11 @@ def test_the_limit_of_a_category_is_its_own():
     )
 
 
+def test_a_limit_answers_for_a_category_in_any_case():
+    asked = rows(changed(0, 0, 60), category="Billing")
+    assert report(asked, [Limit("needle", RECALL, 0.05, category="billing")]).outcome == "pass"
+
+
 def test_other_metrics_than_the_headline_inform_but_do_not_decide():
     leaks = rows([(1.0, 0.0)] * 30 + [(0.0, 0.0)] * 30, LEAK, headline=False)
     found = report([*rows(changed(0, 0, 60)), *leaks])

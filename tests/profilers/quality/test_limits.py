@@ -49,6 +49,13 @@ SUITES = {
 }
 
 
+def test_categories_of_the_user_are_found_in_any_case():
+    limits = read("needle/Billing >= -1pt")
+    found = find_limit(limits, "needle", "recall", "Billing", pooled=False)
+    assert found is limits[0]
+    assert find_limit(limits, "needle", "recall", "Bill", pooled=False) is None
+
+
 def read(*texts):
     return parse_limits(texts, SUITES)
 
