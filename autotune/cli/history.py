@@ -14,6 +14,7 @@ app = typer.Typer(
     name="history",
     help="List what was measured before; export and import it as JSON lines.",
     epilog="Examples:\n\n- kvtune history\n\n- kvtune history forecasts\n\n"
+    "- kvtune history quality\n\n"
     "- kvtune history export -o all.jsonl\n\n- kvtune history import all.jsonl",
     invoke_without_command=True,
 )
@@ -117,6 +118,43 @@ def profiles(
             f"{escape(profile.model)} on {escape(device)}",
             soft_wrap=True,
         )
+
+
+@app.command("quality", epilog="Example: kvtune history quality 3fa9c2d1 --html quality.html")
+def quality(
+    context: typer.Context,
+    report: Annotated[
+        str, typer.Argument(help="The start of a report's id [default: list them].")
+    ] = "",
+    store: options.StoreUrl = None,
+    html: options.Html = None,
+    json: options.Json = False,
+) -> None:
+    """List the quality reports, the newest first, or show one again."""
+    from json import dumps
+
+    from kvtune.autotune.cli.console import print_json
+    from kvtune.autotune.cli.quality_table import print_list, print_report
+    from kvtune.autotune.report.page import write_page
+    from kvtune.autotune.report.quality_page import quality_page
+    from kvtune.errors import BadInput
+
+    with options.open_history(store or context.obj) as history:
+        rows = [row for row in history.quality_reports() if row.id.startswith(report)]
+    if (report or html is not None) and len(rows) != 1:
+        raise BadInput(
+            f"{len(rows)} quality reports have an id that begins with {report!r}",
+            fix="name one; kvtune history quality lists them",
+        )
+    if html is not None:
+        write_page(quality_page(rows[0].report), html)
+        sys.stderr.write(f"wrote {html}\n")
+    if json:
+        print_json(dumps([row.model_dump(mode="json") for row in rows]))
+    elif report:
+        print_report(rows[0].report)
+    else:
+        print_list(rows)
 
 
 @app.command("export", epilog="Example: kvtune history export --study latest -o study.jsonl")

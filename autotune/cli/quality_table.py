@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
@@ -11,6 +12,9 @@ from rich.table import Table
 from kvtune.autotune.cli.console import stdout
 from kvtune.autotune.quality import words
 from kvtune.types import NegativeSample, QualityFigure, QualityReport
+
+if TYPE_CHECKING:
+    from kvtune.store.rows import QualityReportRow
 
 OUTCOME_TEXT: Mapping[str, str] = {
     "pass": "[green]pass[/green]",
@@ -48,6 +52,20 @@ def print_report(report: QualityReport) -> None:
         stdout.print(f"[dim]and {more} more: --html FILE shows them side by side[/dim]")
     for warning in report.warnings:
         stdout.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
+
+
+def print_list(rows: Sequence[QualityReportRow]) -> None:
+    """A line for each report that is kept."""
+    if not rows:
+        stdout.print("No quality reports yet. Begin with: kvtune quality --help")
+    for row in rows:
+        found = row.report
+        stdout.print(
+            f"{row.id[:8]}  {row.created_at[:16].replace('T', ' ')}  "
+            f"{OUTCOME_TEXT[found.outcome]}  {escape(found.candidate)} beside "
+            f"{escape(found.baseline)}; {escape(found.model)}, {found.size}",
+            soft_wrap=True,
+        )
 
 
 def _print_figures(figures: list[QualityFigure]) -> None:

@@ -2,7 +2,9 @@
 
 import json
 
+import pytest
 from contracts.pages import Parsed, profile_view
+from contracts.store_values import a_quality_report
 
 from kvtune.store import open_store
 from kvtune.store.rows import StudySummary
@@ -124,3 +126,35 @@ def test_profiles_are_listed_with_their_verdicts(kvtune, tmp_path):
 def test_history_without_forecasts_says_how_they_are_measured(kvtune):
     assert "A search measures them" in kvtune("history", "forecasts").out
     assert kvtune("history", "forecasts", "--json").json() == {"forecasts": [], "scores": []}
+
+
+@pytest.fixture
+def reports(kvtune):
+    assert "No quality reports yet" in kvtune("history", "quality").out
+    with open_store() as store:
+        return [
+            store.save_quality_report(a_quality_report(candidate=f"--block-size {size}", **changes))
+            for size, changes in ((16, {}), (32, {"outcome": "unclear"}))
+        ]
+
+
+def test_quality_reports_are_listed_newest_first(reports, kvtune):
+    said = kvtune("history", "quality").out.splitlines()
+    assert [line.split()[0] for line in said] == [reports[1][:8], reports[0][:8]]
+    assert "unclear  --block-size 32 beside" in said[0]
+    listed = kvtune("history", "quality", "--json").json()
+    assert [row["id"] for row in listed] == reports[::-1]
+
+
+def test_a_quality_report_is_shown_again(reports, kvtune, tmp_path):
+    page = tmp_path / "q.html"
+    done = kvtune("history", "quality", reports[0][:8], "--html", page)
+    assert "6 of 24 items broke" in done.out
+    assert "Surely lost more than the limit allows: needle/single recall." in done.out
+    assert "--block-size 16" in page.read_text()
+
+
+def test_a_quality_report_that_is_not_one_is_bad_input(reports, kvtune, tmp_path):
+    assert "0 quality reports" in kvtune("history", "quality", "zz", code=2).err
+    page = ("--html", tmp_path / "q.html")
+    assert "2 quality reports" in kvtune("history", "quality", *page, code=2).err
