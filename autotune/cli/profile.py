@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvtune.autotune.cli import options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvtune.autotune.cli.profile_run import Load, Profiled
+    from kvtune.types import Forecast
 
 EPILOG = (
     "Examples:\n\n- kvtune profile --url http://localhost:8000 --duration 60s\n\n"
@@ -70,21 +77,9 @@ def profile(
     away meanwhile gets a profile of what was seen until then, and the exit code is 3.
     """
     from kvtune.address import read_address
-    from kvtune.autotune.cli.console import TerminalReporter, print_json
-    from kvtune.autotune.cli.forecasts import print_forecasts
-    from kvtune.autotune.cli.profile_run import (
-        Known,
-        Load,
-        attached,
-        launched,
-        told_of,
-        view_of,
-    )
-    from kvtune.autotune.cli.results import print_profile
-    from kvtune.autotune.cli.step_time import print_step_time
-    from kvtune.autotune.cli.workload_view import print_profile_view
-    from kvtune.autotune.report.page import check_path, write_page
-    from kvtune.autotune.report.profile_page import profile_page
+    from kvtune.autotune.cli.console import TerminalReporter
+    from kvtune.autotune.cli.profile_run import Known, Load, attached, launched, told_of
+    from kvtune.autotune.report.page import check_path
     from kvtune.autotune.trial import check_model
     from kvtune.errors import BadInput, EngineError
     from kvtune.profilers.goal import parse_goal
@@ -127,43 +122,65 @@ def profile(
         )
         load = Load(requests, plan)
     reporter = TerminalReporter()
-    with options.open_history(store) as history:
-        with reporter.live():
-            if address is not None:
-                known = Known(model, arguments or None)
-                probe_s = probe_limit_s if probe else None
-                profiled = attached(
-                    address, known, load, watch_s, probe_s, wanted, history, reporter
+    with options.open_history(store) as history, reporter.live():
+        if address is not None:
+            known = Known(model, arguments or None)
+            probe_s = probe_limit_s if probe else None
+            profiled = attached(address, known, load, watch_s, probe_s, wanted, history, reporter)
+        elif load is None:
+            raise BadInput(
+                "a server that kvtune starts gets no traffic of its own",
+                fix="name the requests to replay: --workload FILE",
+            )
+        else:
+            runner = options.make_engine(
+                engine, python=engine_python, command=engine_command, cold_start=cold_start
+            )
+            with runner:
+                if engine_args:
+                    options.check_arguments(runner, arguments, str(model))
+                profiled = launched(
+                    runner,
+                    str(model),
+                    served_model_name,
+                    arguments,
+                    start_timeout,
+                    options.log_directory(history, "profile"),
+                    load,
+                    probe_limit_s if probe is not False else None,
+                    wanted,
+                    history,
+                    reporter,
                 )
-            elif load is None:
-                raise BadInput(
-                    "a server that kvtune starts gets no traffic of its own",
-                    fix="name the requests to replay: --workload FILE",
-                )
-            else:
-                runner = options.make_engine(
-                    engine, python=engine_python, command=engine_command, cold_start=cold_start
-                )
-                with runner:
-                    if engine_args:
-                        options.check_arguments(runner, arguments, str(model))
-                    profiled = launched(
-                        runner,
-                        str(model),
-                        served_model_name,
-                        arguments,
-                        start_timeout,
-                        options.log_directory(history, "profile"),
-                        load,
-                        probe_limit_s if probe is not False else None,
-                        wanted,
-                        history,
-                        reporter,
-                    )
-            result, run = profiled.profile, profiled.run
-            told = told_of(result, run, load, wanted, model, arguments, history, reporter)
-        history.save_profile(result)
-    view = view_of(profiled, load, told)
+        # Before the forecasts: what was measured is not lost if they are interrupted.
+        history.save_profile(profiled.profile)
+        told = told_of(
+            profiled.profile, profiled.run, load, wanted, model, arguments, history, reporter
+        )
+    _show(profiled, load, told, html, json=json)
+    if profiled.run.lost:
+        raise typer.Exit(EngineError.exit_code)
+
+
+def _show(
+    profiled: Profiled,
+    load: Load | None,
+    told: tuple[Forecast, ...],
+    html: Path | None,
+    *,
+    json: bool,
+) -> None:
+    """Print the profile, and write its page."""
+    from kvtune.autotune.cli.console import print_json
+    from kvtune.autotune.cli.forecasts import print_forecasts
+    from kvtune.autotune.cli.profile_run import view_of
+    from kvtune.autotune.cli.results import print_profile
+    from kvtune.autotune.cli.step_time import print_step_time
+    from kvtune.autotune.cli.workload_view import print_profile_view
+    from kvtune.autotune.report.page import write_page
+    from kvtune.autotune.report.profile_page import profile_page
+
+    result, view = profiled.profile, view_of(profiled, load, told)
     if json:
         print_json(result.model_copy(update={"forecasts": told}).model_dump_json())
     else:
@@ -173,9 +190,7 @@ def profile(
         print_forecasts(told)
     if html is not None:
         write_page(profile_page(view), html)
-        reporter.note(f"wrote {html}")
-    if run.lost:
-        raise typer.Exit(EngineError.exit_code)
+        sys.stderr.write(f"wrote {html}\n")
 
 
 def register(app: typer.Typer) -> None:

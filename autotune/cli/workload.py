@@ -43,13 +43,15 @@ def inspect(
 
     from kvtune.autotune.cli.console import print_json, stderr, stdout
     from kvtune.autotune.cli.workload_view import print_workload
-    from kvtune.autotune.report.page import write_page
+    from kvtune.autotune.report.page import check_path, write_page
     from kvtune.autotune.report.view import workload_view
     from kvtune.autotune.report.workload_page import workload_page
     from kvtune.profilers.arrivals import ArrivalCounter
     from kvtune.profilers.fingerprint import fingerprint
     from kvtune.profilers.workload import stream_requests
 
+    if html is not None:
+        check_path(html)
     skipped: Counter[str] = Counter()
     counter = ArrivalCounter()
 

@@ -212,7 +212,7 @@ def check_path(path: Path) -> None:
     with _complaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():
-            raise BadInput(f"{path} is no file", fix="choose another one")
+            raise BadInput(f"{path} cannot be written: it is no file", fix="choose another one")
         tempfile.TemporaryFile(dir=path.parent).close()
 
 

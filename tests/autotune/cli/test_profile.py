@@ -160,6 +160,19 @@ def test_levers_are_forecast_from_the_load_and_kept(serve, profile, tmp_path):
         assert store.profiles()[0].profile.forecasts == ()
 
 
+def test_a_profile_is_kept_though_its_forecasts_are_cut_short(
+    serve, profile, tmp_path, monkeypatch
+):
+    def interrupted(*found, **options):
+        raise InterruptedError("while forecasting")
+
+    monkeypatch.setattr("kvtune.autotune.forecast.tell.forecasts_of", interrupted)
+    with pytest.raises(InterruptedError, match="while forecasting"):
+        profile("--url", serve())
+    with open_store(tmp_path / "kvtune.db") as store:
+        assert [row.profile.model for row in store.profiles()] == ["m"]
+
+
 def test_nothing_is_forecast_without_a_load(serve, profile):
     assert profile("--url", serve(), "--duration", "1s", load=False)["forecasts"] == []
 
