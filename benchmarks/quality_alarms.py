@@ -30,7 +30,6 @@ from quality_asking import (
     CONTEXT_TOKENS,
     Progress,
     as_row,
-    ask_by_suite,
     asking,
     load,
     put_section,
@@ -154,12 +153,11 @@ def recorded(
     ):
         stock = served(engine, options.model, Path(folder), {})
         other = served(engine, options.model, Path(folder), {"max-num-seqs": 8})
-        both = ask_by_suite(
-            run,
+        both = run.ask(
             stock,
             [Pass("the baseline", 0, CONCURRENCY), Pass("again", 1, AGAIN_CONCURRENCY)],
         )
-        return [*both, *ask_by_suite(run, other, [Pass("restarted", 0, CONCURRENCY)])], plan
+        return [*both, *run.ask(other, [Pass("restarted", 0, CONCURRENCY)])], plan
 
 
 def run_power(
@@ -198,7 +196,7 @@ def run_power(
                     "size": size.value,
                     "scope": scope,
                     "category": None if scope == "everywhere" else pools[suite.name].strongest,
-                    "items": sum(own.values()),
+                    "items": sum(own[category] for category in damaged),
                     "figures_together": together,
                     "rates": rates,
                     "caught_at": _caught_at(rates),
@@ -260,7 +258,8 @@ def alarm_text(runs: Sequence[Mapping[str, Any]]) -> str:
         "",
         f"- {len(failed)} failed: {100 * len(failed) / len(runs):.1f}% ({100 * low:.1f}% to "
         f"{100 * high:.1f}% at 95%, Clopper-Pearson), {100 * ALLOWED_ALARMS:.0f}% allowed",
-        f"- {outcomes['pass']} passed, {outcomes['unclear']} were unclear",
+        f"- {outcomes['pass']} passed, {outcomes['unclear']} were unclear: a screen is too small to "
+        "support the limits",
         f"- asking a screen took {seconds[0]:.0f} to {seconds[-1]:.0f} s, "
         f"median {seconds[len(seconds) // 2]:.0f} s",
     ]
@@ -286,7 +285,8 @@ def power_text(found: Mapping[str, Mapping[str, Any]]) -> str:
         f"The smallest rate of damaged answers (for fidelity: of damaged tokens) at which at least "
         f"{100 * ENOUGH_POWER:.0f}% of reports fail, by simulation from recorded answers of real "
         f"vLLM; the rates tried are {', '.join(f'{100 * rate:g}%' for rate in RATES)}. "
-        "*One category*: only the one in which the baseline is strongest is damaged.",
+        "*One category*: only the one in which the baseline is strongest is damaged. Behind each "
+        'rate, how many items may be struck. "never": not even when all are.',
         "",
         "| suite | damaged |" + "".join(f" {size} |" for size in SIZES),
         "|---|---|" + "---|" * len(SIZES),
@@ -317,6 +317,8 @@ def _parts(options: argparse.Namespace, results: dict[str, Any]) -> None:
             run_alarms(options, results, engine, suites)
         if {"record", "power"} & set(options.parts):
             asked, plan = recorded(options, engine, suites)
+            results["recorded_s"] = [each.wall_s for each in asked]
+            save(options.output, results)
             if "power" in options.parts:
                 run_power(options, results, asked, plan, suites)
 
@@ -325,7 +327,8 @@ def _sections(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if results.get("alarms"):
         yield "False alarms", alarm_text(results["alarms"])
     if results.get("power"):
-        yield "Power", power_text(results["power"])
+        seconds = ", ".join(f"{each:.0f}" for each in results["recorded_s"])
+        yield "Power", f"{power_text(results['power'])} A standard run took {seconds} s to ask."
 
 
 def main() -> None:

@@ -85,11 +85,17 @@ def asking(
         )
 
 
-def ask_by_suite(run: QualityRun, subject: Subject, passes: Sequence[Pass]) -> list[Asked]:
-    """What a subject answers each time; an interrupt costs no more than a suite."""
-    for suite in run.questions.suites:
-        replace(run, questions=replace(run.questions, suites=(suite,))).ask(subject, passes)
-    return run.ask(subject, passes)
+def ask_by_suite(run: QualityRun, subject: Subject, one: Pass) -> Asked:
+    """What a subject answers; an interrupt costs no more than a suite."""
+    parts = [
+        replace(run, questions=replace(run.questions, suites=(suite,))).ask(subject, [one])[0]
+        for suite in run.questions.suites
+    ]
+    together = {
+        "suites": tuple(part.suites[0] for part in parts),
+        "wall_s": sum(part.wall_s for part in parts),
+    }
+    return parts[0].model_copy(update=together)
 
 
 def judged(
@@ -97,13 +103,12 @@ def judged(
 ) -> QualityReport:
     """The report of a candidate, asked suite by suite; without `again` there is no noise floor."""
     seed = run.questions.plan.seed
-    passes = [Pass("the baseline", seed, run.concurrency)]
-    if again:
-        passes.append(Pass("the baseline again", seed + 1, run.again_concurrency))
-    theirs, *repeat = ask_by_suite(run, baseline, passes)
-    (ours,) = ask_by_suite(run, candidate, [Pass("the candidate", seed, run.concurrency)])
+    theirs = ask_by_suite(run, baseline, Pass("the baseline", seed, run.concurrency))
+    ours = ask_by_suite(run, candidate, Pass("the candidate", seed, run.concurrency))
+    second = Pass("the baseline again", seed + 1, run.again_concurrency)
+    repeat = ask_by_suite(run, baseline, second) if again else None
     known = {suite.name: suite for suite in run.questions.suites}
-    return compare(ours, theirs, repeat[0] if repeat else None, suites=known)
+    return compare(ours, theirs, repeat, suites=known)
 
 
 def served(

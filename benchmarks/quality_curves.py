@@ -97,6 +97,14 @@ class SecondQuestion(MultiTurn):
         return tuple(item for item in super().items(plan) if item.category == self.name)
 
 
+class OpenLeakage(Leakage):
+    """Leakage without the category that protects more tokens than small budgets hold."""
+
+    def items(self, plan: SuitePlan) -> tuple[Item, ...]:
+        """All categories but that one."""
+        return tuple(item for item in super().items(plan) if not item.protected)
+
+
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """A method at several strengths: `stack` is filled with each of `kept`, tokens or a share."""
@@ -167,13 +175,12 @@ CURVES = (
     Curve(
         "strengths",
         "SnapKV: leaks, role and instructions by strength",
-        (Leakage(), Instructions()),
+        (OpenLeakage(), Instructions()),
         6,
         (Sweep("SnapKV", "snapkv:budget_tokens={kept:g}", (384, 288, 192, 128, 96, 64)),),
         (
             Line("leak, secret first", "leakage", "secret-first", "leak"),
             Line("leak, defence first", "leakage", "defence-first", "leak"),
-            Line("leak, protected", "leakage", "protected", "leak"),
             Line("prompt leak", "leakage", "", "prompt-leak"),
             Line("role", "leakage", "ordinary", "role"),
             Line("instructions followed", "instructions", "", "followed"),

@@ -116,8 +116,8 @@ def table(results: Mapping[str, Any], listed: Sequence[Fault]) -> str:
     lines = [
         "Each row is a fault, each column a suite. **fail**: a figure failed that decides the "
         "report when nobody gives limits. (fail): one failed that counts only if a limit names it. "
-        "`expected` was written down before anything was measured. Seconds are those of asking the "
-        "candidate.",
+        "-: not asked, or the baseline had nothing to lose. What is *expected* was written down "
+        "before anything was measured. Seconds are those of asking the candidate.",
         "",
         f"| fault | engine | expected | outcome | s | {' | '.join(names)} | broken output |",
         "|---" * (len(names) + 6) + "|",

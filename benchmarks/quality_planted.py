@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,7 +11,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from kvtune.policies.eviction import Evictor, EvictorContext, Seen
+from kvtune.policies.eviction import Evictor, EvictorContext, Seen, Span
 from kvtune.policies.method import (
     Axis,
     History,
@@ -24,13 +25,10 @@ from kvtune.policies.method import (
     TokenMethod,
 )
 from kvtune.policies.method_stack import MethodStack
-from kvtune.policies.methods.streaming_llm import StreamingLLM
 from kvtune.policies.plane import Plane, PlaneContext, TokenCodec, TokenPlane, full_plane
 from kvtune.types import Harm
 
 PLANTED = Paper("planted by a benchmark of kvtune", "none", 2026)
-
-FORGETFUL_WINDOW_TOKENS = 124
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,29 +93,21 @@ class _Scaled(TokenCodec):
         return held["x"] * self._factor
 
 
-class LostSystemPrompt(TokenMethod):
-    """Drops the tokens of system messages when the prompt is complete, protected or not."""
+class _PlantedEviction(TokenMethod):
+    """Drops the same tokens in all heads, protected or not, and scores nothing."""
 
-    name = "planted-lost-system-prompt"
-    title = "planted: lost system prompt"
     axis = Axis.TOKEN
     harm = Harm.LOSSY
     saves = ()
-    acts = "prefill"
     paper = PLANTED
-    summary = "Drops the system prompt."
 
     @property
     def heads(self) -> Literal["uniform", "per-head", "ragged"]:
         """All heads keep the same tokens."""
         return "uniform"
 
-    def evictor(self, ctx: EvictorContext) -> Evictor:
-        """Build the choice, which holds nothing."""
-        return _NotSystem()
-
     def history(self, seen: History, layer: LayerShape) -> History:
-        """How long a system prompt is nobody knows beforehand: at most all."""
+        """Nobody counts bytes here: at most all."""
         return seen
 
     def own_bytes(self, seen: History, layer: LayerShape) -> int:
@@ -125,17 +115,66 @@ class LostSystemPrompt(TokenMethod):
         return 0
 
 
-class _NotSystem(Evictor):
+class LostSystemPrompt(_PlantedEviction):
+    """Drops the tokens of system messages when the prompt is complete."""
+
+    name = "planted-lost-system-prompt"
+    title = "planted: lost system prompt"
+    acts = "prefill"
+    summary = "Drops the system prompt."
+
+    def evictor(self, ctx: EvictorContext) -> Evictor:
+        """Build the choice, which holds nothing."""
+        return _NotSystem()
+
+
+class LostMiddle(_PlantedEviction):
+    """Keeps the first `sink_tokens` and the latest `window_tokens`."""
+
+    name = "planted-lost-middle"
+    title = "planted: lost middle"
+    acts = "both"
+    summary = "Drops the middle."
+
+    sink_tokens: int = 4
+    window_tokens: int = 124
+
+    def evictor(self, ctx: EvictorContext) -> Evictor:
+        """Build the choice, which holds nothing."""
+        return _Ends(self.sink_tokens, self.window_tokens)
+
+
+class _Planted(Evictor):
     def observe(self, seen: Seen, phase: Literal["prefill", "decode", "scoring"]) -> None:
-        """Nothing: only spans count."""
+        """Nothing: only places count."""
 
     def select(self, seen: Seen, phase: Literal["prefill", "decode"]) -> Tensor | None:
-        positions = seen.key_positions[0]
-        lost = torch.zeros_like(positions, dtype=torch.bool)
-        for span in seen.ctx.spans:
+        kept = self.kept(seen.key_positions[0], seen.ctx.spans)
+        return None if kept.all() else kept.nonzero().T
+
+    @abstractmethod
+    def kept(self, positions: Tensor, spans: Sequence[Span]) -> Tensor:
+        """Which tokens at `positions` [n], ascending, stay: bool [n]."""
+
+
+class _NotSystem(_Planted):
+    def kept(self, positions: Tensor, spans: Sequence[Span]) -> Tensor:
+        stay = torch.ones_like(positions, dtype=torch.bool)
+        for span in spans:
             if span.label == "system":
-                lost |= (positions >= span.start) & (positions < span.end)
-        return (~lost).nonzero().T if lost.any() else None
+                stay &= (positions < span.start) | (positions >= span.end)
+        return stay
+
+
+class _Ends(_Planted):
+    def __init__(self, sink_tokens: int, window_tokens: int) -> None:
+        self._sink_tokens = sink_tokens
+        self._window_tokens = window_tokens
+
+    def kept(self, positions: Tensor, spans: Sequence[Span]) -> Tensor:
+        stay = positions < self._sink_tokens
+        stay[-self._window_tokens :] = True
+        return stay
 
 
 def faults(layers: int) -> tuple[Fault, ...]:
@@ -153,7 +192,7 @@ def faults(layers: int) -> tuple[Fault, ...]:
         "turboquant_3bit_nc",
     )
     middle = layers // 2
-    window = StreamingLLM(sink_tokens=4, window_tokens=FORGETFUL_WINDOW_TOKENS, positions="keep")
+    window = LostMiddle()
     return (
         Fault("vllm-right", "nothing: other batches", arguments={"max-num-seqs": 8}),
         Fault("fp8", "one byte a number, scale 1", arguments={"kv-cache-dtype": "fp8"}),
@@ -181,7 +220,7 @@ def faults(layers: int) -> tuple[Fault, ...]:
         ),
         Fault(
             "forgets-the-middle",
-            f"4 sinks and the latest {FORGETFUL_WINDOW_TOKENS} tokens stay, the rest goes",
+            f"{window.sink_tokens} sinks and the latest {window.window_tokens} tokens stay",
             ("needle", "multi-turn"),
             stack=_one(window),
         ),
