@@ -258,8 +258,8 @@ def alarm_text(runs: Sequence[Mapping[str, Any]]) -> str:
         "",
         f"- {len(failed)} failed: {100 * len(failed) / len(runs):.1f}% ({100 * low:.1f}% to "
         f"{100 * high:.1f}% at 95%, Clopper-Pearson), {100 * ALLOWED_ALARMS:.0f}% allowed",
-        f"- {outcomes['pass']} passed, {outcomes['unclear']} were unclear: a screen is too small to "
-        "support the limits",
+        f"- {outcomes['pass']} passed, {outcomes['unclear']} were unclear: screens cannot "
+        "support the limits with so few items",
         f"- asking a screen took {seconds[0]:.0f} to {seconds[-1]:.0f} s, "
         f"median {seconds[len(seconds) // 2]:.0f} s",
     ]
