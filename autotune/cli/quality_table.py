@@ -69,7 +69,7 @@ def print_list(rows: Sequence[QualityReportRow]) -> None:
 
 
 def _print_figures(figures: list[QualityFigure]) -> None:
-    """A table for each metric of each suite."""
+    """A table for each metric of each suite; outcomes that decide nothing have no colour."""
     blocks = groupby(figures, key=lambda each: (each.suite, each.metric, each.unit))
     for (suite, metric, unit), block in blocks:
         table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
@@ -82,7 +82,7 @@ def _print_figures(figures: list[QualityFigure]) -> None:
         table.add_column("floor", justify="right", min_width=11)
         for figure in block:
             table.add_row(
-                OUTCOME_TEXT[figure.outcome],
+                OUTCOME_TEXT[figure.outcome] if figure.decides else f"[dim]{figure.outcome}[/dim]",
                 escape(figure.category or "all"),
                 str(figure.items),
                 words.number(figure.baseline, unit),

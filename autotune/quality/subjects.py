@@ -97,7 +97,7 @@ class ServedSubject(Subject):
         self._request_timeout_s = request_timeout_s
         self.by = _words(spec.arguments) or "stock settings"
         info = engine.describe()
-        known_key = {
+        known_key: dict[str, JsonValue] = {
             "model": spec.model,
             "checkpoint": checkpoint_signature(spec.model),
             "arguments": dict(spec.arguments),

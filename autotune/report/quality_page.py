@@ -57,12 +57,13 @@ def quality_page(report: QualityReport) -> Page:
 
 def _outcome(report: QualityReport) -> tuple[Block, ...]:
     counts = {
-        outcome: sum(figure.outcome == outcome for figure in report.figures) for outcome in TONE
+        outcome: sum(each.outcome == outcome for each in report.figures if each.decides)
+        for outcome in TONE
     }
     shown = KeyFigures(
         (
             KeyFigure("outcome", report.outcome, tone=TONE[report.outcome]),
-            KeyFigure("figures that fail", str(counts["fail"])),
+            KeyFigure("deciding figures that fail", str(counts["fail"])),
             KeyFigure("that are unclear", str(counts["unclear"])),
             KeyFigure("that pass", str(counts["pass"])),
         )
@@ -98,7 +99,7 @@ def _row(figure: QualityFigure) -> Row:
         (
             figure.category or "all",
             figure.metric,
-            figure.outcome,
+            figure.outcome if figure.decides else f"{figure.outcome} (informs only)",
             str(figure.items),
             words.level(figure.baseline, figure.unit),
             words.level(figure.candidate, figure.unit),
@@ -106,7 +107,7 @@ def _row(figure: QualityFigure) -> Row:
             words.span(figure.floor, figure.unit),
             figure.because,
         ),
-        TONE[figure.outcome],
+        TONE[figure.outcome] if figure.decides else "muted",
     )
 
 

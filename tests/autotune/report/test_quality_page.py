@@ -108,6 +108,15 @@ def test_the_outcome_comes_first_and_every_figure_is_in_a_table():
     assert [section.heading for section in page.sections[1:3]] == ["needle", "fidelity"]
 
 
+def test_a_figure_that_only_informs_looks_like_it_and_is_not_counted():
+    page = quality_page(report(figures=(figure(), figure(category="side", decides=False))))
+    (key,) = blocks(page, KeyFigures)
+    assert key.figures[1].value == "1"
+    deciding, informing = blocks(page, Table)[0].rows
+    assert (deciding.cells[2], deciding.tone) == ("fail", "bad")
+    assert (informing.cells[2], informing.tone) == ("fail (informs only)", "muted")
+
+
 def test_answers_stand_side_by_side_and_are_escaped():
     page = quality_page(report())
     (details,) = blocks(page, Details)
