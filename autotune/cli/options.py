@@ -54,7 +54,8 @@ MetricsUrl = Annotated[
     str | None,
     typer.Option(
         "--metrics-url",
-        help="Where the metrics of the server are [default: /metrics below --url].",
+        help="Where the metrics of the server are; the key is sent there only on the same host "
+        "[default: /metrics below --url].",
         show_default=False,
     ),
 ]

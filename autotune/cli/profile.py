@@ -24,7 +24,8 @@ EPILOG = (
 
 def profile(
     url: Annotated[
-        str | None, typer.Option("--url", help="A running server to attach to; never disturbed.")
+        str | None,
+        typer.Option("--url", help="A running server to attach to; it is sent nothing unasked."),
     ] = None,
     api_key: options.ApiKey = None,
     ca_cert: options.CaCert = None,
