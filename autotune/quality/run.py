@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
@@ -44,7 +42,7 @@ class Questions:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One time that a subject is asked everything; `restarted`: after a restart in between."""
+    """One time that a subject is asked everything; `restarted`: on its own, after a restart."""
 
     title: str
     seed: int
@@ -74,10 +72,13 @@ class QualityRun:
         Raises:
             EngineError: one of the two cannot be started, or dies.
             BadInput: a suite cannot make items of the plan.
+            NotFound: there is no such file of the user's own questions.
         """
         self.questions = replace(
             self.questions, plan=_fitting(self.questions.plan, baseline, candidate)
         )
+        for suite in self.questions.suites:
+            suite.items(self.questions.plan)  # what cannot be used is said before anything starts
         seed = self.questions.plan.seed
         first = Pass("the baseline", seed, self.concurrency)
         again = Pass("the baseline again", seed + 1, self.again_concurrency, self.restarts)
@@ -85,7 +86,9 @@ class QualityRun:
             (theirs,), (repeat,) = self.ask(baseline, [first]), self.ask(baseline, [again])
         else:
             theirs, repeat = self.ask(baseline, [first, again])
-        (ours,) = self.ask(candidate, [Pass("the candidate", seed, self.concurrency)])
+        # The answers of a baseline that is its own candidate must not be compared with themselves.
+        own = candidate.key is not None and candidate.key == baseline.key
+        (ours,) = self.ask(candidate, [Pass("the candidate", seed, self.concurrency, own)])
         found = compare(
             ours,
             theirs,
@@ -164,11 +167,7 @@ class QualityRun:
         if subject.key is None:
             return None
         plan = self.questions.plan
-        asked = {
-            **asdict(plan),
-            "workload": fingerprint_of(list(plan.workload)),
-            "data": None if plan.data is None else sha256(Path(plan.data).read_bytes()).hexdigest(),
-        }
+        asked = {**asdict(plan), "workload": fingerprint_of(list(plan.workload))}
         return fingerprint_of(
             [
                 dict(subject.key),

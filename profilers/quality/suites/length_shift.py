@@ -5,7 +5,7 @@ longer. Lengths of sampled answers differ from run to run, so noise must not be 
 things see to that. Each figure is symmetric: if candidate and baseline drew their answers from the
 same distribution, its expected difference would be zero. And the baseline's second run, with
 another seed, is a control arm on the same items: what it shows beside the first run is the noise
-floor of every figure. Whoever asks gives each run another seed.
+floor of every figure.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ import pytest
 from kvtune.autotune.quality.run import QualityRun, Questions
 from kvtune.autotune.quality.subjects import Opened, Subject
 from kvtune.autotune.reporting import Quiet
-from kvtune.errors import EngineError
+from kvtune.errors import EngineError, KvtuneError
 from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Suite, SuitePlan
+from kvtune.profilers.quality.suites.yours import Yours
 from kvtune.types import Failure, FailureClass
 
 
@@ -70,6 +71,32 @@ def test_the_baseline_is_asked_twice_with_other_seed_and_concurrency(store):
     assert report.versions == {"engine": "9"}
     assert {"base is odd", "ours is odd"} <= set(report.warnings)
     assert [row.report for row in store.quality_reports()] == [report]
+
+
+def test_a_baseline_beside_itself_is_asked_a_third_time(store):
+    base = Told("base")
+    run(store).compare("m", base, base)
+    assert [(seed, at_once) for _, seed, at_once in base.asked] == [(3, 16), (4, 6), (3, 16)]
+    assert base.opened == 2
+
+
+def test_a_file_that_cannot_be_used_starts_nothing(store, tmp_path):
+    (tmp_path / "bad.jsonl").write_text("not json\n")
+    base = Told("base")
+    for name in ("bad.jsonl", "not-there.jsonl"):
+        asking = run(store, Yours(), plan=SuitePlan(data=str(tmp_path / name)))
+        with pytest.raises(KvtuneError, match=name):
+            asking.compare("m", base, Told("ours"))
+    assert base.opened == 0
+
+
+def test_another_content_of_the_same_file_is_asked_again(store, tmp_path):
+    file = tmp_path / "own.jsonl"
+    for text in ("one", "two"):
+        file.write_text(f'{{"prompt": "{text}"}}\n')
+        base = Told("base")
+        run(store, Yours(), plan=SuitePlan(data=str(file))).compare("m", base, Told("ours"))
+        assert base.opened == 1
 
 
 def test_a_candidate_that_lost_it_fails_with_both_answers(store):
