@@ -157,17 +157,6 @@ def counter_resets(before: Samples, after: Samples) -> tuple[str, ...]:
     )
 
 
-def info_labels(text: str, name: str) -> dict[str, str]:
-    """Return the labels of the first sample of `name`, such as `vllm:cache_config_info`.
-
-    Empty when the page has no such sample.
-    """
-    for line in text.splitlines():
-        if line.startswith(name) and (sample := _read_sample(line)) and sample[0] == name:
-            return dict(sample[1])
-    return {}
-
-
 class Scraper:
     """Fetches the metrics page of a server; what goes wrong lands in `problems`, never raised."""
 
