@@ -9,7 +9,6 @@ has; the figures of all other suites count only for the correction for many figu
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +16,7 @@ import numpy
 
 from kvtune.profilers.quality import gate
 from kvtune.profilers.quality.compare import Asked, AskedSuite
-from kvtune.profilers.quality.figures import LEAST_HEADROOM, Row
+from kvtune.profilers.quality.figures import LEAST_HEADROOM, Row, evidence
 from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Suite, TokenScores
 
 RATES = (
@@ -106,13 +105,14 @@ def pool_of(suite: Suite, theirs: Asked, again: Asked, ours: Asked) -> Pool:
 
 
 def figures_of(pool: Pool, counts: Mapping[str, int]) -> int:
-    """How many figures a report has of a suite: its metrics, by category and all together."""
-    kinds = Counter(
-        metric
-        for category in counts
-        for metric in {row.metric.name for unit in pool.units[category] for row in unit.right}
-    )
-    return sum(count + 1 for count in kinds.values())
+    """How many figures of a suite can make a report fail, by category and all together."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for category in counts:
+        for row in (row for unit in pool.units[category] for row in unit.right):
+            if row.headline or row.metric.kind == "level":
+                for of in (category, ""):
+                    groups.setdefault((row.metric.name, of), []).append(row)
+    return sum(evidence(rows, rows[0].metric.limit).something_to_lose for rows in groups.values())
 
 
 def caught_share(
@@ -205,13 +205,13 @@ def _headroom(units: Sequence[Unit]) -> float:
 
 
 def _bystander(number: int) -> Row:
-    """A figure of its own that nothing happened to and that decides nothing."""
+    """A figure of its own that nothing happened to, and that could have made a report fail."""
     return Row(
         suite=f"another-{number}",
         category="",
         item="",
         metric=BYSTANDER,
-        headline=False,
+        headline=True,
         ours=0.0,
         theirs=0.0,
     )
