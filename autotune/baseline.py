@@ -49,9 +49,11 @@ class BaselineLook:
     interrupts: Interrupts
     probe_s: float
     probed: ProbeResult | None = field(default=None, init=False)
+    saw_server: bool = field(default=False, init=False)
 
     def at_server(self, server: RunningServer) -> None:
         """Probe a server whose load was measured; whatever ends the probe, only it ends."""
+        self.saw_server = True
         if self.known_step_time(server.effective) is not None:
             self.reporter.note("what decode steps cost is known from an earlier probe")
             return
@@ -86,6 +88,12 @@ class BaselineLook:
         """What policies may ask about, and the profile of the load; none of a load that failed."""
         profile = None
         if runs:
+            known = self.known_step_time(found.effective)
+            if self.probe_s and not self.saw_server and known is None:
+                self.reporter.note(
+                    "decode steps are not probed: the defaults were measured before, so that no "
+                    "server of theirs runs; `kvtune profile` with the same arguments probes one"
+                )
             profile = profile_baseline(
                 self.study,
                 trial,
@@ -95,7 +103,7 @@ class BaselineLook:
                 fingerprint=self.fingerprint,
                 ceilings=self.store.ceilings(self.device.key),
                 probed=self.probed,
-                known=self.known_step_time(found.effective),
+                known=known,
             )
             self.store.save_profile(profile)
             self.reporter.verdict(profile.verdict)

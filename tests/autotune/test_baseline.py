@@ -150,6 +150,14 @@ def test_probe_takes_a_tenth_of_the_time_at_most(time_s, limit_s):
     assert Budget(trials=5, time_s=time_s, probe_s=20.0).probe_limit_s == limit_s
 
 
+def test_search_that_goes_on_says_that_there_is_no_server_to_probe(search, store):
+    search(budget=UNPROBED)[0].run()
+    tuning, reporter = search(budget=PROBED)
+    tuning.run()
+    assert tuning.look.probed is None
+    assert said(reporter, "decode steps are not probed: the defaults were measured before")
+
+
 def test_search_without_time_for_a_probe_sends_none(search, store):
     tuning, reporter = search(budget=UNPROBED)
     tuning.run()
