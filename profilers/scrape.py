@@ -2,9 +2,9 @@
 
 A series is named by its metric and labels, without those that only say which engine it comes
 from: `vllm:num_requests_waiting_by_reason{reason="capacity"}`. Engines of one page are added up,
-also those of several servers that a gateway puts into one; shares (`..._perc`) are averaged, and a
-second series shows the fullest engine, whose requests wait while the mean looks harmless. The
-parser is lenient: what it cannot read it skips.
+also those of several servers that a gateway puts into one, if they serve the same model. Shares
+(`..._perc`) are averaged, and a second series shows the fullest engine, whose requests wait while
+the mean looks harmless. The parser is lenient: what it cannot read it skips.
 
 What vLLM exports, of what is read here, by version (from `vllm/v1/metrics` of each release):
 
@@ -137,6 +137,19 @@ def page_problem(text: str) -> str | None:
     return None
 
 
+def of_model(text: str, model: str) -> str:
+    """The page without the series of other models, which a gateway for several puts into one.
+
+    A page that does not name the model is left as it is: a gateway may call it otherwise.
+    """
+    label = f'model_name="{_escape(model)}"'
+    own = text.count(label)
+    if not own or own == text.count('model_name="'):
+        return text
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if 'model_name="' not in line or label in line)
+
+
 def counters_delta(before: Samples, after: Samples) -> dict[str, float]:
     """Return how much each counter grew; one that restarted grew by what it shows now."""
     return {
@@ -163,6 +176,7 @@ class Scraper:
     def __init__(self, endpoint: Endpoint, *, timeout_s: float = 10.0) -> None:
         self._pool, self._path = HttpPool.to_metrics(endpoint, connect_timeout_s=timeout_s)
         self._timeout_s = timeout_s
+        self._model = endpoint.model
         self.problems: list[str] = []
 
     async def __aenter__(self) -> Scraper:
@@ -190,7 +204,7 @@ class Scraper:
         if (problem := page.error or page_problem(text)) is not None:
             self.problems.append(f"{without_query(self._path)}: {problem}")
             return None
-        return text
+        return of_model(text, self._model)
 
     async def read(self, only: Sequence[str] | None = None) -> Samples | None:
         """Return the parsed page, or None (and one more entry in `problems`)."""

@@ -13,6 +13,7 @@ from kvtune.profilers.scrape import (
     Scraper,
     counter_resets,
     counters_delta,
+    of_model,
     page_problem,
     parse_metrics,
 )
@@ -64,6 +65,22 @@ def test_series_are_named_without_the_engine():
         "vllm:iteration_tokens_total_sum": 99.5,
     }
     assert samples.skipped_lines == 0
+
+
+def test_other_models_behind_a_gateway_are_left_out():
+    page = """
+vllm:cache_config_info{engine="0",block_size="16"} 1
+vllm:prompt_tokens_total{engine="0",model_name="ours"} 10
+vllm:prompt_tokens_total{engine="0",model_name="ours",pod="b"} 5
+vllm:prompt_tokens_total{engine="0",model_name="ours-large"} 900
+vllm:num_requests_running{engine="0",model_name="theirs"} 7
+process_start_time_seconds 3
+"""
+    ours = of_model(page, "ours")
+    assert parse_metrics(ours).counters == {"vllm:prompt_tokens_total": 15.0}
+    assert "cache_config_info" in ours
+    assert parse_metrics(ours).gauges == {"process_start_time_seconds": 3.0, "kvtune:engines": 2.0}
+    assert of_model(page, "a name of the gateway's own") == page
 
 
 def test_engines_of_one_server_are_added_and_shares_averaged():
