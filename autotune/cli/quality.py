@@ -157,6 +157,10 @@ def quality(
         model = options.resolved_model(model)
     elif reference:
         raise BadInput("the reference engine needs a checkpoint", fix="name it: --model PATH")
+    if reference and (url_baseline or url_candidate):
+        raise BadInput(
+            "--reference asks no server", fix="leave out --url-baseline, --url-candidate"
+        )
     reporter = TerminalReporter()
     with ExitStack() as open_things:
         history = open_things.enter_context(options.open_history(store))

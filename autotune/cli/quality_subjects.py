@@ -45,6 +45,11 @@ class Servers:
         from kvtune.engines.vllm.attach import attach
         from kvtune.errors import BadInput
 
+        if url is not None and words:
+            raise BadInput(
+                f"the server at --url-{who} runs already, --{who} cannot change it",
+                fix=f"leave --{who} out, or --url-{who} to start a server with it",
+            )
         if url is not None:
             found = attach(read_address(url, api_key=self.api_key, ca_cert=self.ca_cert))
             return RunningSubject(*found, request_timeout_s=self.request_timeout_s)

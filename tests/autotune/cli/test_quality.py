@@ -85,6 +85,8 @@ def test_running_servers_are_compared_and_go_on_running(kvtune, tmp_path):
         (("--limit", "needle >= fast"), "needle >= -1pt"),
         (("--candidate", "--kv-cache-dtype tiny"), "refuses the candidate's arguments"),
         (("--candidate", "--hf-token x"), "secret"),
+        (("--candidate", "--max-num-seqs 8", "--url-candidate", "http://h:1"), "runs already"),
+        (("--reference", "--url-baseline", "http://h:1"), "--reference asks no server"),
     ],
 )
 def test_what_cannot_be_used_is_said_before_anything_starts(kvtune, words, says):
