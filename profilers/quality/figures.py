@@ -122,17 +122,14 @@ class Evidence(ABC):
 
     @property
     def _is_bounded(self) -> bool:
-        return self.metric.bounds is not None and self.metric.kind == "difference"
+        return self.metric.bounds is not None
 
     def _change(self) -> Estimate:
         """The mean gain; its interval holds where items about one text share their fate."""
-        return self._by_text(self._estimate(self.gains), self.gains)
-
-    def _by_text(self, found: Estimate, values: Sequence[float]) -> Estimate:
-        """The mean of `values` with an interval no narrower than the means of texts give."""
+        found = self._estimate(self.gains)
         texts: dict[str, list[float]] = {}
-        for about, value in zip(self._about, values, strict=True):
-            texts.setdefault(about, []).append(value)
+        for about, gain in zip(self._about, self.gains, strict=True):
+            texts.setdefault(about, []).append(gain)
         if len(texts) == self.items:
             return found
         return paired.widened(found, paired.mean_bounds([fmean(own) for own in texts.values()]))
@@ -243,7 +240,7 @@ class Level(Evidence):
 
     def rule(self, adjusted: float, together: int) -> Ruling:
         """Judge the mean; see the module's text."""
-        mean, low, high = self._by_text(paired.mean_bounds(self._values), self._values)
+        mean, low, high = self._level(self._change())
         bound = self._sign * self.limit
         allowed = f"{self._text(bound)} allowed"
         if low is None or high is None:
@@ -272,8 +269,11 @@ class Level(Evidence):
                 f"{seen}, {allowed}: probably beyond, but not surely so when {together} figures "
                 "are looked at",
             )
-        needed = paired.mean_items_needed(
-            pvariance(self._values), bound - mean, more_than=self.items
+        spread, distance = pvariance(self._values), bound - mean
+        needed = (
+            paired.bounded_items_needed(spread, distance)
+            if self._is_bounded
+            else paired.mean_items_needed(spread, distance, more_than=self.items)
         )
         more = "more would hardly support the limit" if needed is None else f"{needed} needed"
         return Ruling(
@@ -285,8 +285,16 @@ class Level(Evidence):
     def _floor_high(self) -> float:
         if not self._floor:
             return float("-inf")
-        mean, _, high = paired.mean_bounds(self._floor)
+        mean, _, high = self._level(self._estimate(self.floor_gains))
         return mean if high is None else high
+
+    def _level(self, gain: Estimate) -> Estimate:
+        """The level behind a gain, lower when better."""
+        mean, low, high = gain
+        at = self._sign * self.baseline
+        return Estimate(
+            at - mean, None if high is None else at - high, None if low is None else at - low
+        )
 
     def _text(self, value: float) -> str:
         return _level(self.metric, self._sign * value)

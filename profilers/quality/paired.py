@@ -10,8 +10,9 @@ Which interval is used for what:
 - Gains that are all -1, 0 or 1 (right or wrong): Tango's score interval for a paired difference.
 - Other bounded gains: Student's t, each bound with one imaginary item added that went fully that
   way. So it has a width without any change too, where it is -(1 + t) / (n + 1): Tango's, nearly.
-- Unbounded gains and levels: the wider of Student's t and the percentile bootstrap, from
-  `LEAST_ITEMS` on. Identical values do give zero width there, as there is no scale to widen by.
+- Unbounded gains, and levels without bounds: the wider of Student's t and the percentile
+  bootstrap, from `LEAST_ITEMS` on. Identical values do give zero width there, as there is no scale
+  to widen by.
 """
 
 from __future__ import annotations
@@ -181,12 +182,17 @@ def items_needed_like(gains: Sequence[float], limit: float, *, bounded: bool) ->
     if bounded and _all_or_nothing(gains):
         needed = items_needed(limit, (_count(gains, -1) + _count(gains, 1)) / len(gains))
     elif bounded:
-        needed = _fewest(lambda items: _lost_at_most(spread, items) <= limit)
+        needed = bounded_items_needed(spread, limit)
     else:
         needed = mean_items_needed(spread, limit)
     if needed is None or needed > len(gains):
         return needed
     return mean_items_needed(spread, limit + mean, more_than=len(gains))
+
+
+def bounded_items_needed(spread: float, distance: float) -> int | None:
+    """How many bounded gains of that variance tell their mean from one `distance` below it."""
+    return _fewest(lambda items: _lost_at_most(spread, items) <= distance)
 
 
 def mean_items_needed(spread: float, distance: float, *, more_than: int = 0) -> int | None:

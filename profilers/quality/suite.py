@@ -125,7 +125,8 @@ class QualityMetric:
     A `difference` is judged by candidate minus baseline, on the same items: at least -limit where
     higher is better, at most limit where lower is. A `level` already compares the two (a
     divergence): its mean is at most the limit where lower is better, at least where higher is.
-    Shares (0 to 1) have the unit "share" and are shown in points.
+    Shares (0 to 1) have the unit "share" and are shown in points. `bounds` are those of one item;
+    `None` where there are none, or where an item is itself a mean of so many that few tell enough.
     """
 
     name: str

@@ -62,7 +62,7 @@ class Fidelity(Suite):
     says: ClassVar[str] = "the model no longer thinks the same of given texts"
     metrics: ClassVar[tuple[QualityMetric, ...]] = (
         QualityMetric("kl", "nats", "lower", "level", KL_LIMIT_NATS, bounds=None),
-        QualityMetric("top1", "share", "higher", "level", TOP1_LIMIT),
+        QualityMetric("top1", "share", "higher", "level", TOP1_LIMIT, bounds=None),
         QualityMetric(
             "log-perplexity", "nats", "lower", "difference", LOG_PERPLEXITY_LIMIT_NATS, bounds=None
         ),

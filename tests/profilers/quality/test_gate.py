@@ -11,7 +11,8 @@ from kvtune.profilers.quality.suite import QualityMetric
 RECALL = QualityMetric("recall", "share", "higher", "difference", 0.05)
 LEAK = QualityMetric("leak", "share", "lower", "difference", 0.05)
 KL = QualityMetric("kl", "nats", "lower", "level", 0.02, bounds=None)
-TOP1 = QualityMetric("top1", "share", "higher", "level", 0.9)
+TOP1 = QualityMetric("top1", "share", "higher", "level", 0.9, bounds=None)
+AGREEMENT = QualityMetric("agreement", "share", "higher", "level", 0.7)
 LENGTH = QualityMetric("log-ratio", "nats", "lower", "difference", 0.1, bounds=None)
 RATING = QualityMetric("rating", "marks", "higher", "difference", 1.0, bounds=(0.0, 10.0))
 
@@ -249,6 +250,28 @@ def test_a_level_that_should_be_high_is_judged_from_below():
     assert good.because.endswith("90% allowed")
     assert bad.outcome == "fail"
     assert bad.change.high < -0.4
+
+
+@pytest.mark.parametrize(("items", "outcome"), [(4, "unclear"), (30, "pass")])
+def test_a_few_answers_that_agree_do_not_prove_that_most_do(items, outcome):
+    assert judged([(1.0, 1.0)] * items, AGREEMENT).outcome == outcome
+
+
+def test_as_many_answers_as_are_said_to_be_needed_do_prove_that_most_agree():
+    few = [(0.9, 1.0), (1.0, 1.0), (0.8, 1.0), (0.95, 1.0)]
+    needed = judged(few, AGREEMENT).items_needed
+    assert needed > 4
+    more = (few * needed)[:needed]
+    assert judged(more, AGREEMENT).outcome == "pass"
+    assert judged([(0.5, 1.0)] * 3 + [(0.9, 1.0)], AGREEMENT).items_needed is None
+
+
+def test_answers_that_agree_as_little_as_the_baselines_own_do_not_fail():
+    rng = random.Random(2)
+    low = [(rng.uniform(0.2, 0.4), 1.0) for _ in range(30)]
+    own = [rng.uniform(0.2, 0.4) for _ in range(30)]
+    assert judged(low, AGREEMENT, again=[0.97] * 30).outcome == "fail"
+    assert judged(low, AGREEMENT, again=own).outcome == "unclear"
 
 
 def test_the_worst_category_decides_not_the_mean():

@@ -14,8 +14,10 @@ from kvtune.profilers.quality.paired import (
     items_needed_like,
     mean_bounds,
     tango_interval,
+    widened,
     worse_probability,
 )
+from kvtune.profilers.statistics import Estimate
 
 Z = NormalDist().inv_cdf(0.95)
 
@@ -237,3 +239,13 @@ def test_items_needed_by_unbounded_values_grow_with_the_square():
     few = items_needed_like([0.2, -0.2], 0.05, bounded=False)
     assert few == math.ceil((Z * 0.2 / 0.05) ** 2)
     assert items_needed_like([0.4, -0.4], 0.05, bounded=False) == pytest.approx(4 * few, abs=3)
+
+
+def test_an_interval_is_widened_to_what_texts_give_around_its_own_mean():
+    found = widened(Estimate(-0.1, -0.2, 0.0), Estimate(-0.2, -0.5, 0.3))
+    assert found.estimate == -0.1
+    assert found.low == pytest.approx(-0.4)
+    assert found.high == pytest.approx(0.4)
+    narrow = Estimate(-0.3, -0.31, -0.29)
+    assert widened(Estimate(-0.1, -0.2, 0.0), narrow) == Estimate(-0.1, -0.2, 0.0)
+    assert widened(narrow, Estimate(0.0, None, None)) == Estimate(-0.3, None, None)
