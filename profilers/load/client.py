@@ -105,12 +105,14 @@ async def replay(
     run = LoadRun(records, measured.duration_s, cpu_s, {}, {}, tuple(warnings))
     if seen is None:
         return run
+    # The first reading is from before the start, and may be the only one.
+    counted_s = max(0.0, seen.to_s) - max(0.0, seen.from_s)
     return replace(
         run,
         counters=seen.counters,
         gauges=seen.gauges,
         warnings=(*run.warnings, *seen.notes),
-        counted_s=None if seen.is_whole and not stopped else seen.to_s - max(0.0, seen.from_s),
+        counted_s=None if seen.is_whole and not stopped else counted_s,
         lost=seen.lost,
     )
 

@@ -281,6 +281,16 @@ def test_counters_read_before_the_metrics_failed_are_kept(http):
     assert run.counted_s < run.duration_s
 
 
+def test_metrics_that_were_only_read_before_the_start_are_of_no_time(http):
+    pages = iter([page(100, 1, 0.25)])
+    run, _ = http.run_replay(
+        http.three_tokens, http.requests(1), ClosedLoop(1), metrics=lambda: next(pages, None)
+    )
+    assert "HTTP 404" in run.lost
+    assert run.counted_s == 0.0
+    assert set(run.counters.values()) == {0.0}
+
+
 def test_tokens_that_share_a_message_are_counted_and_told(http):
     async def handler(exchange):
         exchange.head()
