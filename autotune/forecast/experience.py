@@ -77,11 +77,20 @@ def experience_of(store: Store, device: Device, engine: EngineInfo) -> Experienc
 
 
 def errors_of(outcomes: Sequence[Forecast]) -> dict[str, float]:
-    """By metric; none for a metric with too few outcomes. Counts of capacity have no error."""
+    """By metric; none for a metric with too few outcomes. Counts of capacity have no error.
+
+    `outcomes` are newest first. What was told several times before one trial measured it counts
+    once: these are no outcomes of their own.
+    """
     off: dict[str, list[float]] = {}
+    counted: set[tuple[str, str | None, float | None, float | None]] = set()
     for told in outcomes:
         ratio, found = told.ratio, told.measured_ratio
-        if ratio is not None and ratio.estimate > 0 and found and ratio.method != "by formula":
+        trial = (told.metric, told.study, told.measured, told.measured_baseline)
+        if trial in counted or ratio is None or ratio.method == "by formula":
+            continue
+        if ratio.estimate > 0 and found:
+            counted.add(trial)
             off.setdefault(told.metric, []).append(abs(math.log(found / ratio.estimate)))
     return {
         metric: math.expm1(sorted(values)[math.ceil((len(values) + 1) * WITHIN) - 1])

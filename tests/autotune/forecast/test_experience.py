@@ -40,6 +40,12 @@ def told(estimate, measured, metric=GOODPUT, method="range", **changes):
     )
 
 
+def tenths_off(count, **changes):
+    """Forecasts of no change, each measured by a trial of its own at a tenth more."""
+    baselines = [1.0 + number for number in range(count)]
+    return [told(1.0, 1.1 * base, measured_baseline=base, **changes) for base in baselines]
+
+
 @pytest.fixture
 def records_of(some_requests):
     def make(cost):
@@ -85,9 +91,17 @@ def test_error_of_a_metric_holds_eight_of_ten_further_ones():
 
 
 def test_few_outcomes_counts_and_untold_ones_are_no_errors():
-    assert errors_of([told(1.0, 1.1)] * 4) == {}
-    assert errors_of([told(1.0, 1.1)] * 4 + [told(1.0, None)]) == {}
-    assert errors_of([told(1.0, 1.1, method="by formula")] * 9) == {}
+    assert errors_of(tenths_off(5)) == {GOODPUT: pytest.approx(0.1)}
+    assert errors_of(tenths_off(4)) == {}
+    assert errors_of([*tenths_off(4), told(1.0, None)]) == {}
+    assert errors_of(tenths_off(9, method="by formula")) == {}
+
+
+def test_what_was_told_again_before_it_was_measured_counts_once_by_its_newest_forecast():
+    others = [told(1.0, measured) for measured in (1.01, 1.02, 1.03, 1.04)]
+    assert errors_of([told(1.0, 1.1), told(1.0, 1.1), *others[:3]]) == {}
+    found = errors_of([told(1.0, 1.5), told(0.1, 1.5), *others])
+    assert found[GOODPUT] == pytest.approx(0.5)
 
 
 def test_no_range_is_narrower_than_earlier_errors(some_requests, model_of):
@@ -131,7 +145,7 @@ class _History:
         self._records = {number: [run] for number, run in enumerate(runs)}
         self._study = SimpleNamespace(name="s", model="m", engine=engine, device=device)
         effective = EffectiveConfig(num_gpu_blocks=400)
-        self.forecasts = lambda: [told(1.0, 1.1, study=name) for name in ("s", "other") * 5]
+        self.forecasts = lambda: tenths_off(5, study="s") + tenths_off(5, study="other")
         self._profile = SimpleNamespace(
             model="m",
             engine=engine,
