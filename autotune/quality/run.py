@@ -77,8 +77,8 @@ class QualityRun:
         self.questions = replace(
             self.questions, plan=_fitting(self.questions.plan, baseline, candidate)
         )
-        for suite in self.questions.suites:
-            suite.items(self.questions.plan)  # what cannot be used is said before anything starts
+        # Makes all items, so what cannot be used is said before anything starts.
+        unasked = _unasked(self.questions)
         seed = self.questions.plan.seed
         first = Pass("the baseline", seed, self.concurrency)
         again = Pass("the baseline again", seed + 1, self.again_concurrency, self.restarts)
@@ -99,6 +99,7 @@ class QualityRun:
         report = found.model_copy(
             update={
                 "model": model,
+                "warnings": (*found.warnings, *unasked),
                 "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
             }
         )
@@ -208,6 +209,21 @@ def _fitting(plan: SuitePlan, *subjects: Subject) -> SuitePlan:
     contexts = (plan.max_tokens, *(subject.max_tokens for subject in subjects))
     known = [tokens for tokens in contexts if tokens is not None]
     return replace(plan, max_tokens=min(known)) if known else plan
+
+
+def _unasked(questions: Questions) -> list[str]:
+    """Which categories a plan asks nothing of, because the context is too small for them."""
+    plan = questions.plan
+    left_out = []
+    for suite in questions.suites:
+        asked, known = (
+            dict.fromkeys(item.category for item in suite.items(each))
+            for each in (plan, replace(plan, max_tokens=None))
+        )
+        left_out += [f"{suite.name}/{category}" for category in known if category not in asked]
+    if not left_out:
+        return []
+    return [f"not asked, too long for {plan.max_tokens} tokens: {', '.join(left_out)}"]
 
 
 def _by_suite(asked: Asked) -> list[Asked]:

@@ -205,16 +205,22 @@ def test_a_subject_that_died_says_so(store):
         run(store).compare("m", Told("base"), ours)
 
 
-def test_everybody_gets_items_for_the_smallest_context(store):
-    seen = []
+class Sized(Echo):
+    """One category fits any context, the other one only large ones."""
 
-    class Sized(Echo):
-        def items(self, plan):
-            seen.append(plan.max_tokens)
-            return super().items(plan)
+    def items(self, plan):
+        long = () if (plan.max_tokens or 9000) < 800 else (Item("l", "long", prompt="p"),)
+        return (*super().items(plan), *long)
 
-    run(store, Sized()).compare("m", Told("b", max_tokens=900), Told("o", max_tokens=700))
-    assert set(seen) == {700}
+
+def test_everybody_gets_items_for_the_smallest_context_and_the_rest_is_said(store):
+    base, ours = Told("b", max_tokens=900), Told("o", max_tokens=700)
+    report = run(store, Sized()).compare("m", base, ours)
+    assert all("l" not in keys for keys, *_ in base.asked)
+    assert report.warnings[-1] == "not asked, too long for 700 tokens: echo/long"
+    report = run(store, Sized()).compare("m", base, Told("large", max_tokens=900))
+    assert any("l" in keys for keys, *_ in base.asked)
+    assert not any("too long" in warning for warning in report.warnings)
 
 
 def test_progress_goes_on_over_batches(store, monkeypatch):
