@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
 import pytest
@@ -148,6 +149,25 @@ def test_server_on_which_batches_cannot_vary_is_not_probed(search, store):
 @pytest.mark.parametrize(("time_s", "limit_s"), [(None, 20.0), (1000.0, 20.0), (60.0, 6.0)])
 def test_probe_takes_a_tenth_of_the_time_at_most(time_s, limit_s):
     assert Budget(trials=5, time_s=time_s, probe_s=20.0).probe_limit_s == limit_s
+
+
+def test_interrupt_of_a_probe_ends_it_and_the_search_and_keeps_the_baseline(search, store):
+    tuning, reporter = search(budget=replace(PROBED, probe_s=60.0))
+    came = []
+
+    def interrupt_the_probe(progress):
+        if said(reporter, "probing decode steps") and not came:
+            came.append(signal.raise_signal(signal.SIGINT))
+
+    reporter.load = interrupt_the_probe
+    tuning.run()
+    assert tuning.interrupted
+    assert any("it was interrupted" in note for note in tuning.look.probed.notes)
+    assert store.trial(tuning.study, 0).measurement.failure is None
+    onward, reporter = search(budget=PROBED)
+    onward.run()
+    assert not onward.interrupted
+    assert [entry.reused for entry in onward.ledger.entries if not entry.trial.number] == [True]
 
 
 def test_search_that_goes_on_says_that_there_is_no_server_to_probe(search, store):
