@@ -56,7 +56,7 @@ def read_address(
         metrics_url, own = _taken_apart(metrics_url, "http://localhost:8000/metrics")
         metrics_authorization = own or (authorization if _is_as_safe(metrics_url, root) else None)
     return Endpoint(
-        url=root.removesuffix("/v1"),
+        url=root.rstrip("/").removesuffix("/v1"),
         model="",
         metrics_url=metrics_url,
         authorization=authorization,
@@ -141,7 +141,7 @@ def _taken_apart(url: str, example: str) -> tuple[str, str | None]:
         shown = without_query(url.rpartition("@")[2])
         raise BadInput(f"{shown!r} is no address", fix=f"write it like {example}")
     credentials, _, host = parts.netloc.rpartition("@")
-    clean = parts._replace(netloc=host, path=parts.path.rstrip("/"), fragment="").geturl()
+    clean = parts._replace(netloc=host, fragment="").geturl()
     if _BESIDES_PRINTABLE_ASCII.search(clean):
         raise BadInput(
             f"{without_query(clean)!r} has characters that an address cannot have",

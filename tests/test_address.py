@@ -68,6 +68,11 @@ def test_a_key_goes_to_metrics_on_the_same_host_only(metrics_url, expected):
     assert endpoint.metrics_url == metrics_url.replace("u:p@", "")
 
 
+@pytest.mark.parametrize("path", ["/metrics/", "/metrics", "/federate?match[]=a", ""])
+def test_the_path_of_metrics_stays_as_it_is_written(path):
+    assert read_address("http://h", metrics_url=f"http://h{path}").metrics_url == f"http://h{path}"
+
+
 @pytest.mark.parametrize(
     ("url", "metrics_url", "is_sent"),
     [
