@@ -21,6 +21,7 @@ from verdict_results import (
     untold,
 )
 
+from kvtune.autotune.forecast.score import NO_CHANGE, is_sign_right
 from kvtune.profilers.statistics import Estimate
 from kvtune.types import Bottleneck, StepTimeModel, Verdict
 
@@ -193,6 +194,11 @@ def _forecasts(results: Results) -> str:
         if steps
         else ""
     )
+    strict = [
+        is_sign_right(pair.told.ratio.estimate, pair.measured)
+        for pair in found
+        if pair.told.ratio is not None
+    ]
     capacity = _capacity_errors(results)
     worst = max(capacity, default=0.0)
     rows = [
@@ -217,7 +223,9 @@ KV tokens: {len(capacity)} pairs, largest error {worst:.2%} of what the engine r
 
 A forecast below {FORECAST_NO_CHANGE:.0%}, or below the noise of its measurement (the standard
 deviation over rounds), is one of no change, which is right if less than {MEASURED_NO_CHANGE:.0%},
-or than the noise, was measured.
+or than the noise, was measured. Without any allowance for noise, as `kvtune history forecasts`
+counts (less than {NO_CHANGE:.0%} on both sides is no change), the sign is right
+{_share(strict)}.
 
 {
         _table(
@@ -258,7 +266,8 @@ def _method(results: Results) -> str:
   the warm-up to the verdict; the forecasts come after it.
 - *No probe* judges that same run without the probe. *Only watched* judges its counters and gauges
   alone, without the client's records, the workload's fingerprint, or the figures of a client.
-- *Arms*: servers stand side by side, and idle ones take no CPU. Loads take turns,
+- *Arms*: the baseline and the arms have fresh servers side by side, not the one that was profiled,
+  which was slower than they; idle ones take no CPU. Loads take turns,
   {_rounds(results)} times over, another one first each time, with prompts that nobody has seen: one
   run a round and arm. Goodput counts the requests that keep the limit of the regime's goal.
 - *Measured* is the ratio of geometric means over rounds. KV tokens are those that the engine
