@@ -18,6 +18,7 @@ from verdict_results import (
     is_right,
     pairs,
     ratio,
+    server_noise,
     untold,
 )
 
@@ -221,10 +222,13 @@ absolute error {fmean(errors):.1f} points, within the forecast range
 {_share([pair.is_in_range for pair in found])}. {step_line}
 KV tokens: {len(capacity)} pairs, largest error {worst:.2%} of what the engine reports.
 
-A forecast below {FORECAST_NO_CHANGE:.0%}, or below the noise of its measurement (the standard
-deviation over rounds), is one of no change, which is right if less than {MEASURED_NO_CHANGE:.0%},
-or than the noise, was measured. Without any allowance for noise, as `kvtune history forecasts`
-counts (less than {NO_CHANGE:.0%} on both sides is no change), the sign is right
+The noise is the standard error of a ratio, of which servers that are started alike give the most:
+their goodput differs by {server_noise(results):.1%} (standard deviation, from a second server of
+each baseline). A forecast below {FORECAST_NO_CHANGE:.0%}, or below the noise, is one of no change,
+which is right if less than {
+        MEASURED_NO_CHANGE:.0%}, or than twice the noise, was measured. Without any allowance for noise, as
+`kvtune history forecasts` counts (less than {
+        NO_CHANGE:.0%} on both sides is no change), the sign is right
 {_share(strict)}.
 
 {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from statistics import stdev
+from collections.abc import Sequence
+from math import hypot, log, sqrt
+from statistics import fmean, stdev
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -51,7 +53,10 @@ class ArmResult(Value):
 
 
 class RegimeResult(Value):
-    """One regime. Verdicts: of `kvtune profile`, without its probe, and from counters alone."""
+    """One regime. Verdicts: of `kvtune profile`, without its probe, and from counters alone.
+
+    `twin` holds the rounds of a second server that is started exactly as the baseline is.
+    """
 
     name: str
     truth: tuple[Bottleneck, ...]
@@ -69,6 +74,7 @@ class RegimeResult(Value):
     forecast_problem: str = ""
     counters: dict[str, float] = {}
     baseline: tuple[dict[str, float], ...] = ()
+    twin: tuple[dict[str, float], ...] = ()
     arms: tuple[ArmResult, ...] = ()
     load_average: float = 0.0
     wall_s: float = 0.0
@@ -108,11 +114,11 @@ class Pair(Value):
         """Whether the direction was right.
 
         A forecast below 3%, or below the noise of the measurement, is one of no change; that is
-        right if less than 5%, or than the noise, was measured.
+        right if less than 5%, or than twice the noise, was measured.
         """
         told, seen = self._estimate - 1, self.measured - 1
         if abs(told) < max(FORECAST_NO_CHANGE, self.noise):
-            return abs(seen) < max(MEASURED_NO_CHANGE, self.noise)
+            return abs(seen) < max(MEASURED_NO_CHANGE, 2 * self.noise)
         return told * seen > 0
 
     @property
@@ -147,10 +153,29 @@ def ratio(regime: RegimeResult, arm: ArmResult, metric: str = GOODPUT) -> Estima
     return paired_ratio_interval(_pairs(regime, arm, metric))
 
 
-def noise(regime: RegimeResult, arm: ArmResult, metric: str = GOODPUT) -> float:
-    """Standard deviation of the rounds' ratios; 0 where one round cannot tell."""
+def server_noise(results: Results, metric: str = GOODPUT) -> float:
+    """Standard deviation of a metric between servers that are started alike, as a share of it.
+
+    From the twins of all regimes together: one pair of servers tells little.
+    """
+    squares = [
+        (log(found.estimate) ** 2) / 2
+        for regime in results.regimes
+        if (found := paired_ratio_interval(_beside(regime.twin, regime.baseline, metric)))
+    ]
+    return sqrt(fmean(squares)) if squares else 0.0
+
+
+def noise(regime: RegimeResult, arm: ArmResult, between: float, metric: str = GOODPUT) -> float:
+    """Standard error of an arm's ratio: its rounds', and that of servers (`between`) beside it.
+
+    The arm has a server of its own, and the baseline two where it has a twin; a load of its own
+    is sent to the baseline's.
+    """
     ratios = [ours / theirs for ours, theirs in _pairs(regime, arm, metric) if theirs]
-    return stdev(ratios) if len(ratios) > 1 else 0.0
+    within = stdev(ratios) / sqrt(len(ratios)) if len(ratios) > 1 else 0.0
+    servers = 1.5 if regime.twin else 2.0
+    return hypot(within, between * sqrt(servers)) if arm.is_engine else within
 
 
 def helped(regime: RegimeResult, arm: ArmResult) -> bool | None:
@@ -170,7 +195,7 @@ def is_as_expected(regime: RegimeResult, arm: ArmResult) -> bool | None:
 
 def pairs(results: Results, metric: str = GOODPUT) -> list[Pair]:
     """Every forecast of a metric that has a ratio and was measured."""
-    found = []
+    found, between = [], server_noise(results, metric)
     for regime in results.regimes:
         for arm in regime.arms:
             told, measured = arm.told.get(metric), ratio(regime, arm, metric)
@@ -181,7 +206,7 @@ def pairs(results: Results, metric: str = GOODPUT) -> list[Pair]:
                         lever=arm.name,
                         told=told,
                         measured=measured.estimate,
-                        noise=noise(regime, arm, metric),
+                        noise=noise(regime, arm, between, metric),
                     )
                 )
     return found
@@ -203,8 +228,21 @@ def untold(results: Results, metric: str = GOODPUT) -> list[tuple[RegimeResult, 
 
 
 def _pairs(regime: RegimeResult, arm: ArmResult, metric: str) -> list[tuple[float, float]]:
+    """The arm's value and the baseline's (the geometric mean of its servers), by round."""
+    found = _beside(arm.rounds, regime.baseline, metric)
+    twins = _beside(regime.twin, regime.baseline, metric)
+    if not arm.is_engine or len(twins) < len(found):
+        return found
     return [
-        (ours[metric], theirs[metric])
-        for ours, theirs in zip(arm.rounds, regime.baseline, strict=False)
-        if metric in ours and metric in theirs
+        (ours, sqrt(twin * theirs)) for (ours, theirs), (twin, _) in zip(found, twins, strict=False)
+    ]
+
+
+def _beside(
+    ours: Sequence[dict[str, float]], theirs: Sequence[dict[str, float]], metric: str
+) -> list[tuple[float, float]]:
+    return [
+        (one[metric], other[metric])
+        for one, other in zip(ours, theirs, strict=False)
+        if metric in one and metric in other
     ]

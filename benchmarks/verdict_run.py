@@ -100,7 +100,8 @@ def run_regime(regime: Regime, bench: Bench) -> RegimeResult:
     with ExitStack() as running:
         base = Arm("baseline", "open")
         server = running.enter_context(_launch(regime, base, bench))
-        arms = [(base, server)]
+        twin = Arm("baseline again", "open")
+        arms = [(base, server), (twin, running.enter_context(_launch(regime, twin, bench)))]
         results: dict[str, ArmResult] = {}
         for arm in regime.arms:
             result = ArmResult(name=arm.name, expected=arm.expected, is_engine=arm.is_engine)
@@ -145,6 +146,7 @@ def run_regime(regime: Regime, bench: Bench) -> RegimeResult:
         forecast_problem=judged.forecast_problem,
         counters={name: value for name, value in judged.run.counters.items() if value},
         baseline=tuple(rounds[base.name]),
+        twin=tuple(rounds[twin.name]),
         arms=tuple(
             result.model_copy(update={"rounds": tuple(rounds.get(name, ()))})
             for name, result in results.items()
