@@ -225,10 +225,9 @@ KV tokens: {len(capacity)} pairs, largest error {worst:.2%} of what the engine r
 The noise is the standard error of a ratio, of which servers that are started alike give the most:
 their goodput differs by {server_noise(results):.1%} (standard deviation, from a second server of
 each baseline). A forecast below {FORECAST_NO_CHANGE:.0%}, or below the noise, is one of no change,
-which is right if less than {
-        MEASURED_NO_CHANGE:.0%}, or than twice the noise, was measured. Without any allowance for noise, as
-`kvtune history forecasts` counts (less than {
-        NO_CHANGE:.0%} on both sides is no change), the sign is right
+which is right if less than {MEASURED_NO_CHANGE:.0%}, or than twice the noise, was measured.
+Without any allowance for noise, as `kvtune history forecasts` counts (less than {NO_CHANGE:.0%}
+on both sides is no change), the sign is right
 {_share(strict)}.
 
 {
