@@ -109,7 +109,7 @@ def figures_of(pool: Pool, counts: Mapping[str, int]) -> int:
     groups: dict[tuple[str, str], list[Row]] = {}
     for category in counts:
         for row in (row for unit in pool.units[category] for row in unit.right):
-            if row.headline or row.metric.kind == "level":
+            if row.decides:
                 for of in (category, ""):
                     groups.setdefault((row.metric.name, of), []).append(row)
     return sum(evidence(rows, rows[0].metric.limit).something_to_lose for rows in groups.values())

@@ -50,6 +50,11 @@ class Row:
     about: str = ""
 
     @property
+    def decides(self) -> bool:
+        """Whether its figure counts without being named by a limit."""
+        return self.headline or self.metric.decides or self.metric.kind == "level"
+
+    @property
     def gain(self) -> float:
         """How much better the candidate is, in units of the metric's range if it has one."""
         return _gain(self.metric, self.ours, self.theirs)

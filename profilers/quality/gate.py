@@ -4,13 +4,14 @@ A pass needs every figure that counts to pass, so each is tested at 5% by itself
 one figure that fails, so the p-values of all that can make a report fail are corrected together
 (Holm): a baseline against itself fails in at most 5% of reports. Those that only inform are
 corrected among themselves, so that they cost the others no power. By default each category counts
-with its suite's headline metric and its levels; given limits, what they name counts and nothing
-else, besides broken outputs, which alone are no pass. A category in which the baseline has nothing
-to lose counts only when a limit names it, and never fails. All items of a suite together (category
-"") count when a limit names them ("mean-..."), and when they fail: a mean that lost more than the
-limit proves that some category did. Where categories ask about the same texts, their interval is
-also that of the texts' means, so a text whose items all broke passes for one observation, not for
-many. A failure is taken item by item: it has to exceed the limit and the second run's losses too.
+with its suite's headline metric, those that decide and its levels; given limits, what they name
+counts and nothing else, besides broken outputs, which alone are no pass. A category in which the
+baseline has nothing to lose counts only when a limit names it, and never fails. All items of a
+suite together (category "") count when a limit names them ("mean-..."), and when they fail: a mean
+that lost more than the limit proves that some category did. Where categories ask about the same
+texts, their interval is also that of the texts' means, so a text whose items all broke passes for
+one observation, not for many. A failure is taken item by item: it has to exceed the limit and the
+second run's losses too.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def _case(
     limit = find_limit(limits, suite, metric.name, category, pooled=pooled)
     value = metric.limit if limit is None else limit.value
     found = evidence(rows, value)
-    named = limit is not None if limits else rows[0].headline or metric.kind == "level"
+    named = limit is not None if limits else rows[0].decides
     if (not named and suite != ANY) or not (limits or found.something_to_lose):
         counts = _Counts.NEVER
     elif pooled and not (limit and limit.pooled):

@@ -127,6 +127,8 @@ class QualityMetric:
     divergence): its mean is at most the limit where lower is better, at least where higher is.
     Shares (0 to 1) have the unit "share" and are shown in points. `bounds` are those of one item;
     `None` where there are none, or where an item is itself a mean of so many that few tell enough.
+    A metric that `decides` counts without being named by a limit, as a suite's first one and levels
+    do.
     """
 
     name: str
@@ -135,6 +137,7 @@ class QualityMetric:
     kind: Literal["difference", "level"]
     limit: float
     bounds: tuple[float, float] | None = (0.0, 1.0)
+    decides: bool = False
 
 
 class Suite(ABC):

@@ -186,6 +186,14 @@ def test_sane_outputs_alone_are_no_pass_unless_a_limit_asks_for_no_more():
     assert report(sane, [Limit(ANY, BROKEN_OUTPUT, 0.02)]).outcome == "pass"
 
 
+@pytest.mark.parametrize("decides", [False, True])
+def test_lost_second_metric_fails_only_if_it_decides(decides):
+    role = QualityMetric("role", "share", "higher", "difference", 0.05, decides=decides)
+    kept = rows([(0.0, 0.0)] * 60, LEAK, suite="leakage")
+    lost = rows(changed(40, 0, 60), role, suite="leakage", headline=False)
+    assert report([*kept, *lost]).outcome == ("fail" if decides else "pass")
+
+
 def test_a_baseline_that_leaks_all_has_nothing_to_lose_either():
     assert judged([(1.0, 1.0)] * 80, LEAK).because.startswith("not informative")
     assert judged([(0.0, 0.0)] * 80, LEAK).outcome == "pass"
