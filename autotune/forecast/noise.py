@@ -23,6 +23,10 @@ machine that others used too gave 5% less goodput and 13% longer steps the one t
 LEAST_REQUESTS = 4
 """In a stretch, so that its figures mean something."""
 
+CLUMPED = 0.25
+"""A stretch that is over in a quarter of the mean one holds requests that ended together, as those
+of a closed loop do that were sent together; rates of such stretches mean nothing."""
+
 
 def noise_of(
     names: Iterable[str],
@@ -71,7 +75,10 @@ def _by_stretch(
 
 
 def _stretches(run: LoadRun) -> list[LoadRun]:
-    """Equally many requests in the order in which they ended; none of a run that is too short."""
+    """Equally many requests in the order in which they ended.
+
+    None of a run that is too short, or whose requests ended in clumps.
+    """
     ended = sorted((record for record in run.records if record.ok), key=lambda one: one.end_s)
     if len(ended) < STRETCHES * LEAST_REQUESTS:
         return []
@@ -80,4 +87,5 @@ def _stretches(run: LoadRun) -> list[LoadRun]:
         records = ended[len(ended) * part // STRETCHES : len(ended) * (part + 1) // STRETCHES]
         found.append(replace(run, records=tuple(records), duration_s=records[-1].end_s - began_s))
         began_s = records[-1].end_s
-    return found
+    durations_s = [one.duration_s for one in found]
+    return [] if min(durations_s) < CLUMPED * fmean(durations_s) else found

@@ -54,6 +54,11 @@ def test_warm_up_that_the_simulation_has_too_is_no_noise():
     assert found(slow_start, run([0.325] * 32)) > 0.2
 
 
+def test_requests_that_end_together_tell_no_noise():
+    clumps = run(([5.0] + [0.001] * 7) * 2)
+    assert found(clumps, run([0.626] * 16)) == pytest.approx(0.0, abs=1e-6)
+
+
 def test_noise_of_a_mean_falls_with_the_root_of_the_stretches():
     # Rates of 10, 8, 10 and 8 requests a second beside 9 all the time: 1 apart, of 9, in 4.
     gaps_s = ([0.1] * 4 + [0.125] * 4) * 2
