@@ -165,7 +165,14 @@ class Forecaster:
         self, requests: Sequence[SimulatedRequest], system: System, cost: StepCost
     ) -> SimulatedRun:
         base = self.baseline
-        return simulate(requests, base.arrivals, system, cost, until_ended=base.until_ended)
+        return simulate(
+            requests,
+            base.arrivals,
+            system,
+            cost,
+            until_ended=base.until_ended,
+            together=base.together,
+        )
 
     def _ratio(self, metric: str, runs: Sequence[SimulatedRun]) -> Interval | None:
         ratios = []
@@ -286,9 +293,10 @@ def make_forecaster(
     outputs = sum(request.output_tokens for request in found)
     ended = math.ceil(len(found) * min(1.0, CUT_TOKENS / outputs))
     baseline = Baseline(found, plan.arrivals, system, run, goal, ended, repeats or {})
+    calibration = calibrate(baseline, step_time)
     return Forecaster(
-        baseline=baseline,
-        calibration=calibrate(baseline, step_time),
+        baseline=calibration.baseline,
+        calibration=calibration,
         context=reported,
         arguments=context.base_arguments,
         mean=History(

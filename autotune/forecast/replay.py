@@ -79,10 +79,13 @@ def simulate(
     cost: StepCost,
     *,
     until_ended: int | None = None,
+    together: bool = False,
 ) -> SimulatedRun:
     """Serve `requests`, which stand in the order in which they are sent, from an empty cache.
 
-    With `until_ended` the run is over when so many requests have ended; the others leave no record.
+    Those that are sent at once arrive one after the other, so that an idle engine computes the
+    first one alone, or all in one step (`together`): a server does now this, now that. With
+    `until_ended` the run is over when so many requests have ended; the others leave no record.
 
     Raises:
         BadInput: a request does not fit into the pool alone.
@@ -95,7 +98,7 @@ def simulate(
                 f"{max(system.blocks - 1, 0) * system.block_tokens:,} tokens",
                 fix="give the cache more memory",
             )
-    return _Replay(requests, arrivals, system, cost).run(until_ended or len(requests))
+    return _Replay(requests, arrivals, system, cost, together).run(until_ended or len(requests))
 
 
 def _scheduler(pool: BlockPool, system: System) -> engine.Scheduler:
@@ -115,8 +118,10 @@ class _Replay:
         arrivals: OpenLoop | ClosedLoop,
         system: System,
         cost: StepCost,
+        together: bool,
     ) -> None:
         self._requests = requests
+        self._together = together
         self._width = arrivals.connections(len(requests))
         self._system = system
         self._cost = cost
@@ -184,13 +189,14 @@ class _Replay:
             if request.due_s > self._now_s:
                 return
             sent_s = max(request.due_s, self._slot_free_s)
+            before_s = sent_s if self._together else max(sent_s, self._arrived_s)
             self._on_its_way.append(
                 engine.Sequence(
                     number=self._sent,
                     prompt_tokens=request.prompt_tokens,
                     output_tokens=request.output_tokens,
                     hashes=request.hashes(self._system.block_tokens),
-                    arrived_s=max(sent_s, self._arrived_s) + TURNAROUND_S,
+                    arrived_s=before_s + TURNAROUND_S,
                 )
             )
             self._arrived_s = self._on_its_way[-1].arrived_s

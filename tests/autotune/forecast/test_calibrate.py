@@ -93,6 +93,23 @@ def test_steps_that_read_shared_blocks_faster_leave_the_other_costs_alone(
     assert (low, high) == pytest.approx((0.9 * kv, 1.1 * kv))
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_prompts_that_were_computed_in_one_step_are_told_from_those_that_were_not(
+    together, model_of
+):
+    # Pairs of equal requests stay in step with each other for the whole run, or never.
+    requests = [SimulatedRequest(600, 40, [number * 1000]) for number in range(12)]
+    system, loop = System(101, 16, Limits(2048, 2)), ClosedLoop(2)
+    done = simulate(requests, loop, system, TRUE, together=together)
+    name = PREFILL_S.removesuffix("_sum")
+    counters = {f"{name}_sum": 12 * done.prefill_s, f"{name}_count": 12.0}
+    run = replace(done.run, counters=counters)
+    found = calibrate(Baseline(requests, loop, system, run, ANY, 12), model_of(TRUE))
+    assert found.cost.per_prefill_token_s == pytest.approx(TRUE.per_prefill_token_s, rel=0.1)
+    assert found.problem("ttft_p50_s") == ""
+    assert found.baseline.together is together
+
+
 def test_ends_of_the_intervals_give_the_same_mean_step(baseline_of, model_of):
     found = calibrate(baseline_of(), model_of(TRUE, spread=0.3))
     sequences, tokens = found.simulated.mean_sequences, found.simulated.mean_resident_tokens
