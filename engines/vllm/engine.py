@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +45,8 @@ from kvtune.types import EffectiveConfig, Endpoint, EngineInfo, FailureClass
 _PORT_TRIES = 3
 _WARM_TRIES = 2
 _READ_BACK_LIMIT_S = 60.0
+_LONGEST_SOCKET_FOLDER = 70
+"""A socket's path has at most 107 characters, of which vLLM's own names take 37."""
 
 StartKind = Literal["cold", "warm"]
 
@@ -78,6 +82,7 @@ class VllmEngine(Engine):
         self._options: OptionCheck | None = None
         self._warm: WarmParent | None = None
         self._warm_troubles = 0
+        self._sockets: str | None = None
 
     def describe(self) -> EngineInfo:
         """Which vLLM this is; behind a command, "unknown" until a server has told.
@@ -156,9 +161,28 @@ class VllmEngine(Engine):
 
     def close(self) -> None:
         """End the warm parent, and with it every server that was forked from it."""
+        self._close_warm()
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+            self._sockets = None
+
+    def _close_warm(self) -> None:
         if self._warm is not None:
             self._warm.close()
             self._warm = None
+
+    def _socket_folder(self, added: Mapping[str, str]) -> dict[str, str]:
+        """Where servers put their sockets: vLLM leaves them behind, whichever way it ends.
+
+        Nothing where the user says it, where a command may run elsewhere, or where the path would
+        be longer than a socket's may be.
+        """
+        name = "VLLM_RPC_BASE_PATH"
+        if name in os.environ or name in added or self._command is not None:
+            return {}
+        if self._sockets is None:
+            self._sockets = tempfile.mkdtemp(prefix="kvtune-")
+        return {name: self._sockets} if len(self._sockets) <= _LONGEST_SOCKET_FOLDER else {}
 
     def _found(self) -> Installation:
         if self._installation is None:
@@ -196,6 +220,7 @@ class VllmEngine(Engine):
             model=model,
             measured=spec.measured and is_loopback(spec.host),
         )
+        added |= self._socket_folder(added)
         argv = _server_argv(spec, model, port)
         warm, warnings = self._warm_parent(added)
         log = ServerLog(log_path, on_log)
@@ -253,7 +278,7 @@ class VllmEngine(Engine):
         if not self._found().can_start_warm or self._warm_troubles >= _WARM_TRIES:
             return None, ()
         if self._warm is not None and self._warm.added_environment != added:
-            self.close()
+            self._close_warm()
         if self._warm is None:
             try:
                 self._warm = WarmParent(self._found().python, added)
@@ -264,7 +289,7 @@ class VllmEngine(Engine):
 
     def _drop_warm(self) -> None:
         self._warm_troubles += 1
-        self.close()
+        self._close_warm()
 
     def _read_back(
         self, spec: ServerSpec, port: int, log: ServerLog, kind: StartKind

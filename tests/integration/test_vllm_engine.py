@@ -9,6 +9,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -249,3 +250,23 @@ def test_no_vllm_outlives_a_kvtune_that_is_ended(model, tmp_path, start, when, n
 
 def children(kvtune):
     return psutil.Process(kvtune.pid).children(recursive=True)
+
+
+def test_the_sockets_of_its_servers_go_with_an_engine(launch):
+    folder = Path(tempfile.gettempdir())
+
+    def sockets():
+        return {path for path in folder.iterdir() if path.is_socket()}
+
+    before = sockets()
+    with VllmEngine() as engine:
+        known = set(folder.glob("kvtune-*"))
+        with launch(engine):
+            ours = [
+                path
+                for path in folder.glob("kvtune-*/*")
+                if path.is_socket() and path.parent not in known
+            ]
+        assert ours, "or vLLM puts them elsewhere by now"
+    assert not any(path.parent.exists() for path in ours)
+    assert sockets() - before == set()
