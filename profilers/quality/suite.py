@@ -115,7 +115,6 @@ class Asker(Protocol):
 
         A failed item is an `Answer` with an error, never an exception.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
