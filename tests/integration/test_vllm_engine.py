@@ -101,8 +101,11 @@ def decode_cpu_s(server, seed):
 
 
 def test_a_forked_server_serves_exactly_as_a_started_one(warm, launch):
-    cold = VllmEngine(start="cold")
-    with launch(cold) as started, launch(warm) as forked:
+    with (
+        VllmEngine(start="cold") as cold,
+        launch(cold) as started,
+        launch(warm) as forked,
+    ):
         assert (started.effective.start_kind, forked.effective.start_kind) == ("cold", "warm")
         same = {"start_kind": None}
         assert started.effective.model_copy(update=same) == forked.effective.model_copy(update=same)
