@@ -221,7 +221,11 @@ class EngineInfo(Stored):
 
 
 class EffectiveConfig(Stored):
-    """What the engine really runs with, read back from it; `None` where it does not say."""
+    """What the engine really runs with, read back from it; `None` where it does not say.
+
+    `differs` names what the engines behind one address do not have in common: of the sizes of their
+    caches the smallest counts, other settings are unknown.
+    """
 
     kv_cache_size_tokens: int | None = None
     num_gpu_blocks: int | None = None
@@ -244,6 +248,7 @@ class EffectiveConfig(Stored):
     engine_version: str | None = None
     start_kind: Literal["cold", "warm", "attached"] | None = None
     source: tuple[str, ...] = ()
+    differs: tuple[str, ...] | None = None
 
 
 # --- policies and trials ----------------------------------------------------------------------
@@ -359,10 +364,49 @@ class LoadRun:
     lost: str = ""
 
 
+AnswerFault = Literal["empty", "unreadable", "looping", "off-script"]
+
+
+class BrokenAnswer(Stored):
+    """The beginning of an answer that looks broken, and why it does.
+
+    `request` is the place of the request among those that were sent.
+    """
+
+    request: int
+    kind: AnswerFault
+    why: str
+    text: str
+
+
+class OutputHealth(Stored):
+    """How many answers to a trial's own requests look broken, by the first fault of each.
+
+    `answers` were looked at, one for each different prompt of a sample. `text_prompts` of them
+    answer a prompt that is text: only these can be off-script. `long_prompts` of them answer a
+    prompt of at least two KV blocks; `None` where the block size is not known.
+    """
+
+    answers: int
+    text_prompts: int
+    long_prompts: int | None
+    empty: int = 0
+    unreadable: int = 0
+    looping: int = 0
+    off_script: int = 0
+    examples: tuple[BrokenAnswer, ...] = ()
+
+    @property
+    def broken(self) -> int:
+        """How many answers have any fault."""
+        return self.empty + self.unreadable + self.looping + self.off_script
+
+
 class Measurement(Stored):
     """The outcome of a trial. `metrics` maps a metric name to one value per repeat.
 
-    `canary_answers` are the texts that the long-prompt canary got, where it was asked.
+    `canary_answers` are the texts that the long-prompt canary got, where it was asked. `outputs`
+    says what the answers of the first repeat looked like.
     """
 
     status: Status
@@ -376,6 +420,7 @@ class Measurement(Stored):
     start_s: float | None = None
     wall_s: float | None = None
     canary_answers: tuple[str, ...] | None = None
+    outputs: OutputHealth | None = None
     kv_bytes_per_token_predicted: int | None = None
     kv_bytes_per_token_observed: float | None = None
     versions: dict[str, str] = Field(default_factory=dict)

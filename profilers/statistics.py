@@ -194,6 +194,25 @@ def binomial_tail(least: int, trials: int, share: float) -> float:
     return _incomplete_beta(share, least, trials - least + 1)
 
 
+def fisher_probability(count: int, of: int, other: int, other_of: int) -> float:
+    """The p-value of "count / of is no larger a share than other / other_of" (Fisher's exact test).
+
+    One-sided, exact for any numbers: the share of all ways to draw `of` of the pooled cases that
+    have `count` marked ones or more. 1 where either side is empty.
+
+    Raises:
+        ValueError: a count is negative or above its total.
+    """
+    if not (0 <= count <= of and 0 <= other <= other_of):
+        raise ValueError(f"{count} of {of} and {other} of {other_of} do not exist")
+    marked = count + other
+    ways = sum(
+        math.comb(of, ours) * math.comb(other_of, marked - ours)
+        for ours in range(count, min(of, marked) + 1)
+    )
+    return ways / math.comb(of + other_of, marked)
+
+
 def _two_sided_tail(value: float, freedom: float) -> float:
     """P(|T| > value) for a t variable."""
     return _incomplete_beta(freedom / (freedom + value * value), freedom / 2, 0.5)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvtune.profilers.quality.texts import most_tokens
-from kvtune.types import Request
+from kvtune.types import AnswerFault, Request
 
 ANSWER_TOKENS = 24
 """Long enough for the number and the start of a sentence, too short for a model to ramble."""
@@ -238,14 +238,21 @@ def broken_output(text: str) -> str | None:
     Only for answers to natural prompts: a small model that is given random tokens repeats itself
     legitimately. A false alarm is possible, so compare with the baseline's text.
     """
+    found = fault_of(text)
+    return None if found is None else found[1]
+
+
+def fault_of(text: str) -> tuple[AnswerFault, str] | None:
+    """The kind of `broken_output` and its reason."""
     if not text.strip():
-        return "the output is empty"
+        return "empty", "the output is empty"
     unreadable = sum(
         char == "\ufffd" or not (char.isprintable() or char.isspace()) for char in text
     )
     if unreadable > 1 and unreadable / len(text) > UNREADABLE_SHARE:
-        return f"{unreadable} of {len(text)} characters are unreadable"
-    return _loop(text)
+        return "unreadable", f"{unreadable} of {len(text)} characters are unreadable"
+    loop = _loop(text)
+    return None if loop is None else ("looping", loop)
 
 
 def _loop(text: str) -> str | None:
