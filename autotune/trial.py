@@ -22,15 +22,23 @@ from kvtune.errors import BadInput, EngineError, StoreError
 from kvtune.policies.capacity import effective_kv_bytes, reported_kv_bytes
 from kvtune.policies.checkpoint import model_shape
 from kvtune.profilers.load import runtime
-from kvtune.profilers.measure import LoadPlan, ask_text, replay_workload
+from kvtune.profilers.measure import (
+    LoadPlan,
+    ask_text,
+    replay_workload,
+    sent_requests,
+    without_text,
+)
 from kvtune.profilers.metrics.base import measure
 from kvtune.profilers.quality.canary import run_canary
+from kvtune.profilers.quality.traffic import health
 from kvtune.types import (
     Failure,
     FailureClass,
     Goal,
     LoadRun,
     Measurement,
+    OutputHealth,
     Request,
     Status,
     Trial,
@@ -46,8 +54,8 @@ DYING_S = 2.0
 """How long a crash may take from the first connection that is cut to the end of the process."""
 
 
-AtServer = Callable[[RunningServer], None]
-"""Looks at a server that runs."""
+AtServer = Callable[[Trial, RunningServer, Measurement], Measurement]
+"""Looks at a server once it was measured; returns the measurement with what came of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +87,9 @@ def run_trial(
     """Measure a trial on a server of its own; the raw runs are returned beside the measurement.
 
     `canary` asks the long-prompt canary before the load. `label` names the log file. `afterwards`
-    gets the server once it was measured, before it is stopped. What was measured is not lost to an
-    interrupt: it is held until the caller has written the outcome down.
+    gets the server once it was measured, before it is stopped, and has the last word on the
+    measurement. What was measured is not lost to an interrupt: it is held until the caller has
+    written the outcome down.
 
     Raises:
         StoreError: the log cannot be written.
@@ -101,7 +110,7 @@ def run_trial(
             on_log=bench.reporter.server_log,
         )
     except EngineError as error:
-        return _failed(_failure_of(error), bench, began), ()
+        return _failed(failure_of(error), bench, began), ()
     except OSError as error:
         raise StoreError(
             f"the log {log_path} cannot be written: {error.strerror or error}",
@@ -109,11 +118,11 @@ def run_trial(
         ) from error
     with server:
         bench.reporter.ready(server.start_s)
-        outcome = _measure(trial, bench, requests, server, canary=canary, began=began)
+        measurement, runs = _measure(trial, bench, requests, server, canary=canary, began=began)
         bench.interrupts.hold()
-        if afterwards is not None and outcome[0].failure is None:
-            afterwards(server)
-    return outcome
+        if afterwards is not None and measurement.failure is None:
+            measurement = afterwards(trial, server, measurement)
+    return measurement, runs
 
 
 def _measure(
@@ -127,6 +136,7 @@ def _measure(
 ) -> tuple[Measurement, tuple[LoadRun, ...]]:
     runs: list[LoadRun] = []
     answers: tuple[str, ...] | None = None
+    outputs: OutputHealth | None = None
     try:
         if canary:
             report = runtime.run(
@@ -152,8 +162,12 @@ def _measure(
                     max_model_len_tokens=server.effective.max_model_len_tokens,
                     on_progress=bench.reporter.load,
                     should_stop=server.failure,
+                    keep_text=repeat == 0,
                 )
             )
+            if repeat == 0:
+                outputs = outputs_of(run, requests, bench.plan, server)
+                run = without_text(run)
             failure = death(server, run) or request_failure(run)
             if failure is not None:
                 return _failed(failure, bench, began, server), tuple(runs)
@@ -165,12 +179,24 @@ def _measure(
     shape = model_shape(bench.model)
     known = {
         "canary_answers": answers,
+        "outputs": outputs,
         "kv_bytes_per_token_predicted": None
         if shape is None
         else effective_kv_bytes(shape, trial.arguments, server.effective),
         "kv_bytes_per_token_observed": reported_kv_bytes(trial.arguments, server.effective),
     }
     return measurement.model_copy(update=known), tuple(runs)
+
+
+def outputs_of(
+    run: LoadRun, requests: Sequence[Request], plan: LoadPlan, server: RunningServer
+) -> OutputHealth:
+    """What the answers of a replay that kept their text look like."""
+    sent = sent_requests(requests, plan, max_model_len_tokens=server.effective.max_model_len_tokens)
+    return health(
+        ((sent[record.index], record) for record in run.records),
+        block_tokens=server.effective.block_size_tokens,
+    )
 
 
 def death(server: RunningServer, run: LoadRun | None = None) -> Failure | None:
@@ -270,7 +296,8 @@ def versions_of(engine_version: str | None) -> dict[str, str]:
     return versions
 
 
-def _failure_of(error: EngineError) -> Failure:
+def failure_of(error: EngineError) -> Failure:
+    """What an error of an engine amounts to."""
     return Failure(
         failure=error.failure,
         message=error.message,

@@ -66,13 +66,17 @@ def materialize(
         if request.input_tokens is None:
             ready.append(request)
             continue
+        if not fits(
+            request,
+            max_model_len_tokens=max_model_len_tokens,
+            default_output_tokens=default_output_tokens,
+        ):
+            dropped += 1
+            continue
         output_tokens = request.output_tokens or default_output_tokens
         input_tokens = request.input_tokens
         if max_model_len_tokens is not None:
             input_tokens = min(input_tokens, max_model_len_tokens - output_tokens)
-        if input_tokens < 1:
-            dropped += 1
-            continue
         clipped += input_tokens < request.input_tokens
         ready.append(
             replace(
@@ -85,6 +89,16 @@ def materialize(
             )
         )
     return Materialized(tuple(ready), clipped, dropped)
+
+
+def fits(request: Request, *, max_model_len_tokens: int | None, default_output_tokens: int) -> bool:
+    """Whether `materialize` keeps a request: one that is only a length must leave room for it."""
+    if request.input_tokens is None:
+        return True
+    output_tokens = request.output_tokens or default_output_tokens
+    return request.input_tokens > 0 and (
+        max_model_len_tokens is None or output_tokens < max_model_len_tokens
+    )
 
 
 class _Tokens:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvtune.errors import BadInput
-from kvtune.profilers.load.client import ClosedLoop, OpenLoop, replay
+from kvtune.profilers.load.client import ClosedLoop, KeptText, OpenLoop, replay
 from kvtune.profilers.load.progress import Progress
 from kvtune.profilers.load.request import PreparedRequest, prepare
-from kvtune.profilers.materialize import materialize
+from kvtune.profilers.materialize import fits, materialize
+from kvtune.profilers.quality.traffic import KEPT_MESSAGES, sample
 from kvtune.types import Endpoint, Failure, LoadRun, Request
 
 WARMUP_SALT_OFFSET = 1 << 20
@@ -94,6 +95,21 @@ def prepare_requests(
     return prepared, tuple(warnings)
 
 
+def sent_requests(
+    requests: Sequence[Request], plan: LoadPlan, *, max_model_len_tokens: int | None
+) -> list[Request]:
+    """The requests that a replay sends, as the workload has them; records count these."""
+    return [
+        request
+        for request in requests
+        if fits(
+            request,
+            max_model_len_tokens=max_model_len_tokens,
+            default_output_tokens=plan.default_output_tokens,
+        )
+    ]
+
+
 async def replay_workload(
     endpoint: Endpoint,
     requests: Sequence[Request],
@@ -103,8 +119,11 @@ async def replay_workload(
     max_model_len_tokens: int | None,
     on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], Failure | None] | None = None,
+    keep_text: bool = False,
 ) -> LoadRun:
     """Send every request once, after a warm-up that is not recorded.
+
+    `keep_text` keeps the beginning of some answers, as many as `traffic` looks at.
 
     Raises:
         BadInput: no request is left that fits the model's context.
@@ -125,6 +144,7 @@ async def replay_workload(
         salt=salt + WARMUP_SALT_OFFSET,
         max_model_len_tokens=max_model_len_tokens,
     )
+    sent = sent_requests(requests, plan, max_model_len_tokens=max_model_len_tokens)
     run = await replay(
         endpoint,
         prepared,
@@ -134,8 +154,14 @@ async def replay_workload(
         stall_timeout_s=plan.stall_timeout_s,
         on_progress=on_progress,
         should_stop=should_stop,
+        keep_text=KeptText(sample(sent), KEPT_MESSAGES) if keep_text else None,
     )
     return replace(run, warnings=(*plan.warnings, *warnings, *run.warnings))
+
+
+def without_text(run: LoadRun) -> LoadRun:
+    """The run without what the answers said: that is nobody's to write down."""
+    return replace(run, records=tuple(replace(record, text=None) for record in run.records))
 
 
 async def ask_text(
@@ -168,7 +194,7 @@ async def ask_text(
         stall_timeout_s=stall_timeout_s,
         should_stop=should_stop,
         scrape_interval_s=None,
-        keep_text=True,
+        keep_text=KeptText(),
     )
     record = run.records[0]
     if record.error is not None:

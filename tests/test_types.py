@@ -12,6 +12,7 @@ from kvtune.types import (
     Device,
     Goal,
     Harm,
+    Measurement,
     PolicyStack,
     RequestRecord,
     Slo,
@@ -46,6 +47,11 @@ def test_a_stored_value_cannot_be_changed_and_refuses_what_it_does_not_know():
         Slo(metric="ttft", statistic="p95", limit_s=1.0, unit="s")
     with pytest.raises(pydantic.ValidationError):
         Goal.model_validate({"schema_version": 2})
+
+
+def test_a_measurement_from_before_answers_were_looked_at_still_loads():
+    old = {"schema_version": 1, "status": "ok", "metrics": {"x": [1.0]}, "canary_answers": ["a"]}
+    assert Measurement.model_validate_json(json.dumps(old)).outputs is None
 
 
 def choice(harm=Harm.LOSSLESS, **arguments):

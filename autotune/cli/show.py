@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from kvtune.store.database import Store
     from kvtune.store.rows import StudyRow, TrialRow
+    from kvtune.types import OutputHealth
 
 EPILOG = "Examples:\n\n- kvtune show\n\n- kvtune show my-study\n\n- kvtune show my-study/3 --json"
 
@@ -128,6 +129,8 @@ def _show_trial(trial: TrialRow, *, json: bool) -> None:
             stdout.print(failure.log_excerpt, markup=False, soft_wrap=True)
     for key, values in sorted(measurement.metrics.items()):
         stdout.print(f"  {key}: {', '.join(amount(value) for value in values)}")
+    if measurement.outputs is not None:
+        _print_outputs(measurement.outputs)
     if measurement.effective is not None:
         for key, value in measurement.effective.model_dump(exclude={"schema_version"}).items():
             if value is not None:
@@ -150,6 +153,18 @@ def _print_setting(name: str, value: JsonValue, because: str) -> None:
 
     said = f"  {name}: {escape(str(value))}  [dim]{escape(because)}[/dim]"
     stdout.print(said, soft_wrap=True)
+
+
+def _print_outputs(outputs: OutputHealth) -> None:
+    from rich.markup import escape
+
+    from kvtune.autotune.cli.console import stdout
+    from kvtune.profilers.quality.traffic import summary
+
+    stdout.print(f"  outputs: {summary(outputs)}", soft_wrap=True)
+    for example in outputs.examples:
+        said = f"{example.kind}: {example.why}: {example.text!r}"
+        stdout.print(f"    [dim]request {example.request}, {escape(said)}[/dim]", soft_wrap=True)
 
 
 def _mean(trial: TrialRow, key: str) -> str:

@@ -7,7 +7,10 @@ Only messages that may say something new are decoded as JSON; a message that car
 from __future__ import annotations
 
 import json
+import sys
 from array import array
+from collections.abc import Collection
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +30,23 @@ _GENERATED = (
     "function_call",
     "refusal",
 )
+_TEXTS = ("content", "reasoning", "reasoning_content")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptText:
+    """Which answers keep their text, and how much of it from its start.
+
+    `indexes` are those of the requests, `None` for all; `messages` are those of the stream. Kept is
+    what came in as it came in, some 350 bytes a message, and read when the replay is over.
+    """
+
+    indexes: Collection[int] | None = None
+    messages: int = sys.maxsize
+
+    def messages_of(self, index: int) -> int:
+        """How many messages the answer to a request keeps."""
+        return self.messages if self.indexes is None or index in self.indexes else 0
 
 
 class Answer:
@@ -35,6 +55,8 @@ class Answer:
     A message with choices is one token, also when its text is empty (held back until a character
     is whole). The chat message that only announces the role is none, nor is a closing message
     without text when the server counts one token fewer than there were messages.
+
+    The text of the first `kept_messages` messages is in the record; none at all with 0.
     """
 
     __slots__ = (
@@ -42,6 +64,8 @@ class Answer:
         "_events",
         "_excerpt",
         "_finished",
+        "_keeps_text",
+        "_room",
         "_texts",
         "_unfinished",
         "cached_tokens",
@@ -55,13 +79,15 @@ class Answer:
         "token_times_s",
     )
 
-    def __init__(self, keep_text: bool = False) -> None:
+    def __init__(self, kept_messages: int = 0) -> None:
         self._events = EventSplitter()
         self._excerpt = b""
         self._finished = False
         self._ends_empty = False
         self._unfinished: bytes | None = None
-        self._texts: list[bytes] | None = [] if keep_text else None
+        self._keeps_text = kept_messages > 0
+        self._room = kept_messages
+        self._texts: list[bytes] = []
         self.status = 0
         self.token_times_s: array[float] = array("d")
         self.sent_s: float | None = None
@@ -95,7 +121,8 @@ class Answer:
         for message in messages:
             if unfinished is not None and unfinished in message and message.endswith(b"}"):
                 self.token_times_s.append(now_s)
-                if self._texts is not None:
+                if self._room:
+                    self._room -= 1
                     self._texts.append(message)
             else:
                 self._read(message, now_s)
@@ -136,7 +163,7 @@ class Answer:
             cached_tokens=self.cached_tokens,
             finish_reason=self.finish_reason,
             error=self.error,
-            text=None if self._texts is None else "".join(map(_text, self._texts)),
+            text=_whole("".join(map(_text, self._texts))) if self._keeps_text else None,
         )
 
     def _read(self, message: bytes, now_s: float) -> None:
@@ -180,7 +207,8 @@ class Answer:
             return
         self.token_times_s.append(now_s)
         self._unfinished = next((mark for mark in _UNFINISHED if mark in message), self._unfinished)
-        if self._texts is not None:
+        if self._room:
+            self._room -= 1
             self._texts.append(message)
 
     def _settle_closing_message(self) -> None:
@@ -226,8 +254,17 @@ def _body_text(body: bytes) -> str:
 def _text(message: bytes) -> str:
     try:
         choice = json.loads(message)["choices"][0]
-    except ValueError:
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    if not isinstance(choice, dict):
         return ""
     delta = choice.get("delta")
-    text = choice.get("text") if delta is None else delta.get("content")
+    if isinstance(delta, dict):
+        return "".join(text for field in _TEXTS if isinstance(text := delta.get(field), str))
+    text = choice.get("text")
     return text if isinstance(text, str) else ""
+
+
+def _whole(text: str) -> str:
+    """Put characters together whose halves came in two messages; a half alone is unreadable."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvtune.profilers.follow import Follower, Seen
-from kvtune.profilers.load.answer import Answer
+from kvtune.profilers.load.answer import Answer, KeptText
 from kvtune.profilers.load.arrivals import ClosedLoop, OpenLoop
 from kvtune.profilers.load.http import HttpPool
 from kvtune.profilers.load.progress import Progress
@@ -22,7 +22,7 @@ from kvtune.profilers.load.summary import run_warnings
 from kvtune.profilers.scrape import Scraper
 from kvtune.types import Endpoint, Failure, LoadRun, RequestRecord
 
-__all__ = ["ClosedLoop", "OpenLoop", "Progress", "replay"]
+__all__ = ["ClosedLoop", "KeptText", "OpenLoop", "Progress", "replay"]
 
 TICK_S = 0.25
 _WARMUP_CONCURRENCY = 8
@@ -42,7 +42,7 @@ async def replay(
     on_progress: OnProgress | None = None,
     should_stop: ShouldStop | None = None,
     scrape_interval_s: float | None = 1.0,
-    keep_text: bool = False,
+    keep_text: KeptText | None = None,
 ) -> LoadRun:
     """Send `requests` to `endpoint` as `arrivals` says and record every token.
 
@@ -52,6 +52,7 @@ async def replay(
     in flight end with the error `stopped: ...` and the rest is not sent. The same happens, with
     `stalled: ...`, when requests are in flight and the server sends no byte on any connection for
     `stall_timeout_s`. A request not complete after `request_timeout_s` ends with `timeout: ...`.
+    The answers that `keep_text` names have their text in the record.
 
     Failed requests are records with an error, never an exception. Cancelling closes all
     connections, so that the server drops what it was working on.
@@ -128,7 +129,7 @@ class _Replay:
         stall_timeout_s: float,
         should_stop: ShouldStop | None,
         on_progress: OnProgress | None = None,
-        keep_text: bool = False,
+        keep_text: KeptText | None = None,
     ) -> None:
         self._pool = pool
         self._requests = requests
@@ -205,7 +206,8 @@ class _Replay:
         if self.stop_reason is not None:
             return
         request = self._requests[index]
-        answer = Answer(self._keep_text)
+        kept = self._keep_text
+        answer = Answer(0 if kept is None else kept.messages_of(index))
         self._answers[index] = (answer, due_s)
         self._active[index] = answer
         await self._pool.exchange(self._pool.post_json(request.path, request.body), answer)

@@ -133,15 +133,15 @@ def objection(candidate: Measurement, baseline: Measurement | None) -> str | Non
 
 
 def summary(found: OutputHealth) -> str:
-    """What was seen, in one line."""
+    """What was seen of the answers, in one line."""
     if not found.answers:
-        return "no answer was looked at"
+        return "none looked at"
     faults = [f"{count} {words}" for words, count, _ in _shares(found)[:-1] if count]
-    parts = [f"{found.answers} answers looked at, {', '.join(faults) or 'none broken'}"]
+    parts = [f"{found.answers} looked at, {', '.join(faults) or 'none broken'}"]
     if found.long_prompts == 0:
         parts.append("prompts too short to show a broken cache")
     elif found.long_prompts is not None:
-        parts.append(f"{found.long_prompts} prompts span two KV blocks or more")
+        parts.append(f"{found.long_prompts} to prompts of two KV blocks or more")
     if not found.text_prompts:
         parts.append("off-script is not judged, as no prompt is text")
     return "; ".join(parts)

@@ -21,6 +21,7 @@ from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.errors import BadInput
 from kvtune.profilers.load.client import ClosedLoop, OpenLoop
 from kvtune.profilers.measure import LoadPlan
+from kvtune.profilers.quality.traffic import objection
 from kvtune.profilers.scrape import Scraper
 from kvtune.types import (
     Choice,
@@ -154,6 +155,26 @@ def test_the_canary_is_asked_where_it_is_wanted(measured):
     broken, _ = measured(canary=True, simulate_broken_output=True)
     assert "7194" not in broken.canary_answers[0]
     assert broken.status is Status.OK, "the canary does not judge; whoever compares does"
+
+
+def test_a_trial_that_answers_garbage_to_long_prompts_is_objected_to(measured):
+    story = "The ships lay in the harbour, and the people sat by the fire until it was morning. "
+    load = [
+        Request(prompt=f"Chapter {number}. {story * 20}Then came", output_tokens=16)
+        for number in range(12)
+    ]
+    baseline, runs = measured(load=load, repeats=2)
+    assert (baseline.outputs.answers, baseline.outputs.long_prompts) == (12, 12)
+    assert baseline.outputs.broken == 0
+    assert {record.text for run in runs for record in run.records} == {None}
+    broken, _ = measured(load=load, kv_cache_dtype="nvfp4")
+    assert broken.outputs.looping == 12
+    assert "12 of 12 answers" in objection(broken, baseline)
+    fine, _ = measured(load=load, kv_cache_dtype="fp8")
+    assert objection(fine, baseline) is None
+    short = [Request(prompt=f"Chapter {number}.", output_tokens=16) for number in range(12)]
+    hidden, _ = measured(load=short, kv_cache_dtype="nvfp4")
+    assert (hidden.outputs.broken, hidden.outputs.long_prompts) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from kvtune.store import Store, StudyRow, point_key
 from kvtune.types import (
+    BrokenAnswer,
     Ceilings,
     Choice,
     Decision,
@@ -18,6 +19,7 @@ from kvtune.types import (
     LoadRun,
     Measurement,
     Outcome,
+    OutputHealth,
     PolicyStack,
     Profile,
     QualityFigure,
@@ -135,6 +137,13 @@ def ok(goodput: float = 2.0) -> Measurement:
         requests_per_repeat=3,
         start_s=12.5,
         wall_s=60.0,
+        outputs=OutputHealth(
+            answers=3,
+            text_prompts=3,
+            long_prompts=None,
+            unreadable=1,
+            examples=(BrokenAnswer(request=1, kind="unreadable", why="é", text="a\0\ufffd🙂"),),
+        ),
         versions={"kvtune": "0.1.0", "torch": "2.9"},
         measured_at="2026-11-29T12:00:00+00:00",
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvtune.errors import BadInput
 from kvtune.profilers import materialize as module
 from kvtune.profilers.fingerprint import fingerprint
-from kvtune.profilers.materialize import materialize
+from kvtune.profilers.materialize import fits, materialize
 from kvtune.profilers.synthetic import SyntheticSpec, make_requests
 from kvtune.types import Request
 
@@ -173,3 +173,24 @@ def test_a_thousand_long_prompts_take_seconds():
     result = made(requests)
     assert time.process_time() - start_s < 5
     assert sum(len(r.token_ids) for r in result.requests) == 8_192_000
+
+
+@given(
+    st.lists(
+        st.builds(
+            Request,
+            input_tokens=st.one_of(st.none(), st.integers(0, 60)),
+            output_tokens=st.one_of(st.none(), st.integers(1, 60)),
+        ),
+        max_size=8,
+    ),
+    st.one_of(st.none(), st.integers(1, 60)),
+)
+def test_requests_that_fit_are_those_that_are_kept(requests, longest):
+    numbered = [replace(request, arrival_s=float(at)) for at, request in enumerate(requests)]
+    kept = made(numbered, max_model_len_tokens=longest).requests
+    assert [request.arrival_s for request in kept] == [
+        request.arrival_s
+        for request in numbered
+        if fits(request, max_model_len_tokens=longest, default_output_tokens=16)
+    ]

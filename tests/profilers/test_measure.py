@@ -11,7 +11,14 @@ from kvtune.engines.base import ServerSpec
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.errors import BadInput
 from kvtune.profilers.load.client import ClosedLoop, OpenLoop
-from kvtune.profilers.measure import LoadPlan, ask_text, prepare_requests, replay_workload
+from kvtune.profilers.measure import (
+    LoadPlan,
+    ask_text,
+    prepare_requests,
+    replay_workload,
+    sent_requests,
+    without_text,
+)
 from kvtune.types import Endpoint, Request
 
 VLLM = Endpoint("http://127.0.0.1:1", "m")
@@ -137,6 +144,26 @@ def test_a_replay_sends_everything_once_and_leaves_the_warm_up_out(server):
     assert [record.output_tokens for record in run.records] == [4] * 6
     assert run.counters["vllm:generation_tokens_total"] == 24
     assert run.counters["vllm:prefix_cache_hits_total"] == 0, "not even what the warm-up sent"
+
+
+def test_the_text_of_each_different_prompt_is_kept_once_and_only_where_it_is_wanted(server):
+    text = "The door is green and old. Question: The door is green"
+    too_long = Request(input_tokens=8, output_tokens=5000)
+    load = [too_long, *[Request(prompt=text, output_tokens=2)] * 2, Request(input_tokens=9)]
+
+    def replayed(**options):
+        return asyncio.run(
+            replay_workload(server, load, PLAN, salt=5, max_model_len_tokens=2048, **options)
+        )
+
+    kept = replayed(keep_text=True)
+    said = [record.text for record in kept.records]
+    assert said[:2] == [" and old.", None]
+    assert len(said[2].split()) == 128
+    sent = sent_requests(load, PLAN, max_model_len_tokens=2048)
+    assert [sent[record.index].prompt for record in kept.records] == [text, text, None]
+    assert [record.text for record in replayed().records] == [None] * 3
+    assert [record.text for record in without_text(kept).records] == [None] * 3
 
 
 def test_a_load_that_cannot_fit_at_all_is_bad_input(server):

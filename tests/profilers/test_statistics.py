@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvtune.profilers.statistics import (
     binomial_tail,
     bootstrap_interval,
+    fisher_probability,
     mean_interval,
     paired_ratio_interval,
     percentile,
@@ -171,3 +172,38 @@ def test_binomial_tail_is_the_sum_of_its_terms(trials, least, share):
         for count in range(max(0, least), trials + 1)
     )
     assert binomial_tail(least, trials, share) == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+def test_fishers_probability_is_what_the_lady_with_the_tea_had():
+    # Three of four cups right, four with milk first: (16 + 1) / 70. All four: 1 / 70.
+    assert fisher_probability(3, 4, 1, 4) == pytest.approx(17 / 70)
+    assert fisher_probability(4, 4, 0, 4) == pytest.approx(1 / 70)
+    assert fisher_probability(0, 9, 0, 4) == 1.0
+    assert fisher_probability(0, 0, 2, 4) == 1.0
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.data())
+def test_fishers_two_sides_share_the_whole_probability(of, other_of, data):
+    count, other = data.draw(st.integers(1, of)), data.draw(st.integers(0, other_of - 1))
+    at_least = fisher_probability(count, of, other, other_of)
+    fewer = fisher_probability(other + 1, other_of, count - 1, of)
+    assert at_least + fewer == pytest.approx(1)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.7])
+def test_fishers_test_is_wrong_no_oftener_than_it_says(share):
+    items, alpha = 30, 0.01
+    weights = [math.comb(items, k) * share**k * (1 - share) ** (items - k) for k in range(31)]
+    wrong = sum(
+        weights[ours] * weights[theirs]
+        for ours in range(items + 1)
+        for theirs in range(items + 1)
+        if fisher_probability(ours, items, theirs, items) <= alpha
+    )
+    assert 0 < wrong <= alpha
+
+
+@pytest.mark.parametrize("counts", [(5, 4, 0, 4), (-1, 4, 0, 4), (1, 4, 5, 4), (1, 4, -1, 4)])
+def test_fishers_test_refuses_counts_that_cannot_be(counts):
+    with pytest.raises(ValueError, match="do not exist"):
+        fisher_probability(*counts)

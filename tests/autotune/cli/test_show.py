@@ -41,6 +41,7 @@ def test_a_trial_shows_its_settings_with_reasons_figures_and_what_ran(after_sear
     assert "max-model-len: 2048  given for every trial" in said
     assert "goodput_requests_per_s: " in said
     assert "block_size_tokens: 32" in said
+    assert "outputs: " in said
     assert ": finished" in said
 
 
@@ -52,6 +53,7 @@ def test_a_trial_as_json_is_a_valid_row(after_search, kvtune):
     row = TrialRow.model_validate_json(kvtune("show", f"{after_search.study}/1", "--json").out)
     assert row.number == 1
     assert row.measurement.effective.max_model_len_tokens == 2048
+    assert row.measurement.outputs.answers == row.measurement.requests_per_repeat
 
 
 def test_the_start_of_a_name_is_enough(after_search, kvtune):

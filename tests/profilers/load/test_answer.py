@@ -1,11 +1,13 @@
 import json
+import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.profilers.load.answer import Answer
+from kvtune.profilers.load.answer import Answer, KeptText
 from kvtune.profilers.load.request import PreparedRequest
 
 REQUEST = PreparedRequest("/v1/completions", b"{}", None, input_tokens=9, output_tokens=4)
@@ -23,17 +25,20 @@ def usage(completion, **more):
     return {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": completion, **more}}
 
 
-def encode(messages, separators=(",", ":")):
+def encode(messages, separators=(",", ":"), ensure_ascii=True):
+    options = {"separators": separators, "ensure_ascii": ensure_ascii}
     return [
-        b"data: %s\n\n"
-        % (m if isinstance(m, bytes) else json.dumps(m, separators=separators).encode())
+        b"data: %s\n\n" % (m if isinstance(m, bytes) else json.dumps(m, **options).encode())
         for m in messages
     ]
 
 
-def answer(*messages, done=True, status=200, error=None, keep_text=False, separators=(",", ":")):
-    """Feed one message a second, the first one at second 1; the answer ends a second later."""
-    got = Answer(keep_text)
+def answer(*messages, done=True, status=200, error=None, kept=0, separators=(",", ":")):
+    """Feed one message a second, the first one at second 1; the answer ends a second later.
+
+    The text of the first `kept` messages is kept.
+    """
+    got = Answer(kept)
     got.sent(0.5)
     got.head(status)
     encoded = encode([*messages, *([b"[DONE]"] if done else [])], separators)
@@ -131,7 +136,7 @@ def test_without_usage_tokens_are_messages():
 
 def test_generated_text_cannot_pose_as_structure():
     trap = '"finish_reason":null,"error":{"message":"no"}'
-    record = answer(text("a"), text(trap), text(trap, "length"), usage(3), keep_text=True)
+    record = answer(text("a"), text(trap), text(trap, "length"), usage(3), kept=3)
     assert record.error is None
     assert record.finish_reason == "length"
     assert record.text == "a" + trap + trap
@@ -149,14 +154,47 @@ def test_messages_without_a_finish_reason_are_tokens():
 
 def test_text_is_kept_only_on_request():
     assert answer(text("a"), text("b", "stop")).text is None
-    assert answer(text("a"), text("b", "stop"), keep_text=True).text == "ab"
+    assert answer(text("a"), text("b", "stop"), kept=sys.maxsize).text == "ab"
     kept = answer(
         chat(role="assistant", content=""),
         chat(content="a"),
         chat("stop", content=None),
-        keep_text=True,
+        kept=sys.maxsize,
     )
     assert kept.text == "a"
+
+
+def test_text_is_kept_from_the_start_as_far_as_there_is_room():
+    messages = [text("a"), text("b"), text("c"), text("d", "length"), usage(4)]
+    for room, kept in enumerate(["a", "ab", "abc", "abcd", "abcd"], 1):
+        record = answer(*messages, kept=room)
+        assert record.text == kept
+        assert replace(record, text=None) == answer(*messages), "nothing else changes"
+
+
+def test_what_a_model_thought_is_text_before_what_it_said():
+    thought = [chat(reasoning_content="a"), chat(reasoning="b"), chat(content="c")]
+    assert answer(*thought, chat("stop", content="d"), kept=9).text == "abcd"
+
+
+def test_halves_of_a_character_in_two_messages_are_put_together():
+    # An emoji beyond the first plane is two escapes in JSON, and servers may cut between them.
+    assert answer(text("a\ud83d"), text("\ude00b", "stop"), kept=9).text == "a\U0001f600b"
+    assert answer(text("a\ud83d"), text("b", "stop"), kept=9).text == "a\ufffdb"
+
+
+@pytest.mark.parametrize(
+    "odd", [b'{"choices":[7]', b'{"choices":{}', b'{"choices":[]', b'{"choices":[{"delta":7}]']
+)
+def test_a_message_of_another_shape_has_no_text(odd):
+    message = odd + b',"finish_reason":null}'
+    assert answer(text("a"), message, text("b", "stop"), kept=9).text == "ab"
+
+
+def test_text_is_kept_of_the_requests_that_are_named():
+    some = KeptText(frozenset({2, 5}), messages=7)
+    assert [some.messages_of(index) for index in (1, 2, 5)] == [0, 7, 7]
+    assert KeptText().messages_of(3) == sys.maxsize
 
 
 def test_tokens_that_arrive_together_have_no_gap():
@@ -250,13 +288,13 @@ def test_what_ended_stays_ended():
     assert (got.error, got.end_s) == ("stopped: server died", 1.0)
 
 
-@given(st.lists(st.integers(0, 5000), max_size=20))
-def test_the_record_is_the_same_wherever_the_network_cuts(places):
-    messages = [chat(role="assistant", content=""), chat(content="é\r\n"), chat(content="")]
+@given(st.lists(st.integers(0, 5000), max_size=20), st.booleans())
+def test_the_record_is_the_same_wherever_the_network_cuts(places, escaped):
+    messages = [chat(role="assistant", content=""), chat(content="é日😀\r\n"), chat(content="")]
     messages += [chat("stop", content="b"), usage(3), b"[DONE]"]
-    stream = b"".join(encode(messages))
+    stream = b"".join(encode(messages, ensure_ascii=escaped))
     bounds = [0, *sorted(place % (len(stream) + 1) for place in places), len(stream)]
-    got = Answer(keep_text=True)
+    got = Answer(kept_messages=9)
     got.sent(0.0)
     got.head(200)
     for a, b in pairwise(bounds):
@@ -266,4 +304,4 @@ def test_the_record_is_the_same_wherever_the_network_cuts(places):
     assert record.error is None
     assert record.gaps_s == (0.0, 0.0)
     assert (record.input_tokens, record.output_tokens, record.finish_reason) == (5, 3, "stop")
-    assert record.text == "é\r\nb"
+    assert record.text == "é日😀\r\nb"

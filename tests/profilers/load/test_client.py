@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvtune.profilers.load.client import ClosedLoop, OpenLoop, replay
+from kvtune.profilers.load.client import ClosedLoop, KeptText, OpenLoop, replay
 from kvtune.types import Endpoint, Failure, FailureClass
 
 DEAD = Failure(failure=FailureClass.CRASH_UNDER_LOAD, message="the server died")
@@ -319,8 +319,15 @@ def test_missing_usage_is_told(http):
 
 
 def test_text_is_kept_on_request(http):
-    run, _ = http.run_replay(http.three_tokens, http.requests(1), ClosedLoop(1), keep_text=True)
-    assert run.records[0].text == "xxx"
+    def texts(keep_text):
+        run, _ = http.run_replay(
+            http.three_tokens, http.requests(3), ClosedLoop(2), keep_text=keep_text
+        )
+        return [record.text for record in run.records]
+
+    assert texts(None) == [None, None, None]
+    assert texts(KeptText()) == ["xxx", "xxx", "xxx"]
+    assert texts(KeptText({1}, messages=2)) == [None, "xx", None]
 
 
 def test_the_garbage_collector_rests_during_the_run_only(http):

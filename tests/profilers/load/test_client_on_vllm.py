@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from kvtune.profilers.load.client import ClosedLoop, OpenLoop, replay
+from kvtune.profilers.load.client import ClosedLoop, KeptText, OpenLoop, replay
 from kvtune.profilers.load.request import prepare
 from kvtune.types import Endpoint, Request
 
@@ -74,7 +74,7 @@ def test_text_chat_and_token_ids_give_every_token_asked_for(endpoint):
         prepared(Request(messages=messages)),
         prepared(Request(token_ids=tuple(range(100, 140)))),
     ]
-    run = asyncio.run(replay(endpoint, requests, ClosedLoop(2), keep_text=True))
+    run = asyncio.run(replay(endpoint, requests, ClosedLoop(2), keep_text=KeptText()))
     assert run.warnings == ()
     assert [record.output_tokens for record in run.records] == [12] * 3
     assert [len(record.gaps_s) for record in run.records] == [11] * 3
