@@ -38,6 +38,13 @@ from kvtune.types import (
 PARALLEL_SIZES = ("tensor-parallel-size", "pipeline-parallel-size")
 """The options whose product is the number of devices that share the weights."""
 
+_LIMITS = {
+    "max-num-seqs": "max_num_seqs",
+    "max-num-active-seqs": "max_num_active_seqs",
+    "max-num-batched-tokens": "max_num_batched_tokens",
+}
+"""Options that no page of metrics tells, and the fields of `EffectiveConfig` that they set."""
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -97,11 +104,31 @@ def profile_of(
         counters=dict(run.counters),
         window_s=_window_s(run),
         verdict=judge(window),
-        warnings=(*warnings_of(run), *doubts),
+        warnings=(*warnings_of(run), *_unlike_engines(subject), *doubts),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         ceilings=ceilings,
         step_time=step_time,
     )
+
+
+def as_told(
+    effective: EffectiveConfig | None, arguments: Mapping[str, JsonValue] | None
+) -> EffectiveConfig | None:
+    """What a server says of itself, and where it says nothing of its limits, what the user does.
+
+    `arguments` are those that the user says the server was started with.
+    """
+    if effective is None:
+        return None
+    told = {
+        field: count
+        for name, field in _LIMITS.items()
+        if getattr(effective, field) is None
+        and (count := read_count((arguments or {}).get(name))) is not None
+    }
+    if not told:
+        return effective
+    return effective.model_copy(update={**told, "source": (*effective.source, "arguments")})
 
 
 def window_of(
@@ -201,6 +228,16 @@ def _step_time(
         for reason in missing_for_fit(found)
     ]
     return None, (*doubts, *missing)
+
+
+def _unlike_engines(subject: Subject) -> tuple[str, ...]:
+    differing = None if subject.effective is None else subject.effective.differs
+    if not differing:
+        return ()
+    return (
+        f"the engines behind this address differ in {', '.join(differing)}: each is taken to have "
+        "the smallest of the caches, and what else differs to be unknown",
+    )
 
 
 def _window_s(run: LoadRun) -> float:

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     )
 
 
+_WITHOUT_CEILINGS = (
+    "weight reads and overhead are then not told apart, while a lack of KV or of sequence slots, "
+    "prefixes that are lost and idle time are named all the same"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """The workload to send and how to send it."""
@@ -77,7 +83,7 @@ def attached(
     Raises:
         EngineError: it cannot be reached, or requests failed and nothing else is known of it.
     """
-    from kvtune.autotune.profiling import Subject, profile_of
+    from kvtune.autotune.profiling import Subject, as_told, profile_of
     from kvtune.autotune.trial import request_failure
     from kvtune.engines.vllm.attach import attach
     from kvtune.errors import EngineError
@@ -86,6 +92,8 @@ def attached(
 
     reporter.phase(f"Attaching to {address.url}")
     endpoint, effective = attach(address)
+    effective = as_told(effective, known.arguments)
+    ceilings = _known_ceilings(endpoint.url, history, reporter)
     if known.model is not None and known.arguments is None:
         reporter.note(
             "the weights are taken to be on one device; if they are not, say so with "
@@ -111,7 +119,6 @@ def attached(
         effective=effective,
         fingerprint=None if load is None else load.workload.fingerprint,
     )
-    ceilings = _known_ceilings(endpoint.url, history, reporter)
     profile = profile_of(subject, run, goal, is_load_ours=False, ceilings=ceilings, probed=probed)
     return Profiled(profile, run, subject, is_load_ours=False)
 
@@ -243,11 +250,16 @@ def _known_ceilings(url: str, history: Store, reporter: TerminalReporter) -> Cei
     from kvtune.kernels.device import detect_device
 
     if not is_loopback(urlsplit(url).hostname or ""):
+        reporter.note(
+            f"what the server's device reaches is not known here: {_WITHOUT_CEILINGS}. To know it, "
+            "run `kvtune doctor --measure` on the server's machine while it is idle, and then this "
+            "command there, with --url http://127.0.0.1:PORT"
+        )
         return None
     if (known := history.ceilings(detect_device().key)) is None:
         reporter.note(
-            "the ceilings of this device are not known; when it is idle, "
-            "`kvtune doctor --measure` finds and keeps them"
+            f"what this device reaches is not known: {_WITHOUT_CEILINGS}. To know it, stop the "
+            "load, run `kvtune doctor --measure` once (some seconds), and then this command again"
         )
     else:
         reporter.note("the server has a local address, so it is taken to run on this device")

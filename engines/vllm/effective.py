@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import JsonValue, ValidationError
 
 from kvtune.engines.vllm.arguments import normal_name
+from kvtune.engines.vllm.cache_info import cache_labels, in_common
 from kvtune.engines.vllm.log import plain
 from kvtune.types import EffectiveConfig
 
@@ -77,25 +78,37 @@ def read_effective(
     log_text: str,
     version: str | None,
     start_kind: Literal["cold", "warm", "attached"],
+    model: str | None = None,
 ) -> EffectiveConfig:
     """Put together what the server says in three places; where two say it, the first counts.
 
     `source` names, in that order, the places that gave at least one value: "server_info",
     "metrics" (the labels of `vllm:cache_config_info`) and "log". What cannot be read is `None`.
+    Of several engines on the page of metrics those count that serve `model` (see `cache_labels`);
+    what is said of caches is then read from there only, because the process that answers for all of
+    them speaks of their sum.
     """
+    engines = [_readable(_of_labels(labels)) for labels in cache_labels(metrics_text, model)]
+    of_metrics, differing = in_common(engines)
+    of_server = _readable(_from_server_info(server_info or {}))
+    if len(engines) > 1:
+        cached = _CACHE_CONFIG.values()
+        of_server = {field: value for field, value in of_server.items() if field not in cached}
     found: dict[str, Any] = {}
     sources = []
     for source, values in (
-        ("server_info", _from_server_info(server_info or {})),
-        ("metrics", _from_metrics(metrics_text)),
-        ("log", _from_log(log_text)),
+        ("server_info", of_server),
+        ("metrics", of_metrics),
+        ("log", _readable(_from_log(log_text))),
     ):
-        new = {name: value for name, value in _readable(values).items() if name not in found}
+        new = {name: value for name, value in values.items() if name not in found}
         if new:
             sources.append(source)
         found.update(new)
     found.update(_readable({"engine_version": version}))
-    return EffectiveConfig(**found, start_kind=start_kind, source=tuple(sources))
+    return EffectiveConfig(
+        **found, start_kind=start_kind, source=tuple(sources), differs=differing or None
+    )
 
 
 def _readable(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,9 +144,7 @@ def _of_real_pool(values: dict[str, Any], cache_config: Mapping[str, Any]) -> di
     return values
 
 
-def _from_metrics(text: str) -> dict[str, Any]:
-    found = re.search(r"^vllm:cache_config_info\{(.*)\} ", text, re.MULTILINE)
-    labels = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
+def _of_labels(labels: Mapping[str, str]) -> dict[str, Any]:
     labels = {label: value for label, value in labels.items() if value != "None"}
     values = {field: labels[label] for label, field in _CACHE_CONFIG.items() if label in labels}
     if (size_tokens := _size_tokens(labels)) is not None:

@@ -203,5 +203,37 @@ def test_a_local_server_is_judged_by_the_ceilings_that_are_kept_of_this_machine(
             store.save_ceilings(kept)
         after = kvtune(*words)
     assert Profile.model_validate_json(before.out).ceilings is None
-    assert "kvtune doctor --measure" in before.err
+    assert "stop the load, run `kvtune doctor --measure` once" in before.err
+    assert "doctor" not in after.err
     assert Profile.model_validate_json(after.out).ceilings == kept
+
+
+def test_labels_that_a_proxy_adds_do_not_hide_what_a_server_says(kvtune):
+    with fake_vllm(growing(labels=',zone="a"')) as fake:
+        said = kvtune("profile", "--url", fake.url, "--duration", "2.2s", "--json")
+    profile = Profile.model_validate_json(said.out)
+    assert profile.verdict.bottleneck is Bottleneck.KV_CAPACITY
+    held = {row.metric: row.value for row in profile.verdict.evidence}
+    assert held["peak_kv_usage"] == 0.97
+
+
+def test_what_a_server_does_not_say_the_user_may(kvtune):
+    with fake_vllm() as fake:
+        words = ("profile", "--url", fake.url, *WATCH)
+        unknown = Profile.model_validate_json(kvtune(*words).out).effective
+        said = ("--engine-args", "--max-num-seqs 4 --block-size 32")
+        told = Profile.model_validate_json(kvtune(*words, *said).out).effective
+    assert (unknown.max_num_seqs, told.max_num_seqs) == (None, 4)
+    assert told.block_size_tokens == 16, "the server says it, and it is right"
+    assert told.source == ("metrics", "arguments")
+
+
+def test_servers_behind_one_address_that_differ_are_said(kvtune):
+    pages = (vllm_page(labels=',pod="a"'), vllm_page(labels=',pod="b"').replace('"912"', '"700"'))
+    with fake_vllm(lambda: pages[0] + pages[1].replace("14592", "11200")) as fake:
+        profile = Profile.model_validate_json(kvtune("profile", "--url", fake.url, *WATCH).out)
+    assert profile.effective.kv_cache_size_tokens == 11_200
+    assert any(
+        "differ in kv_cache_size_tokens (11200, 14592), num_gpu_blocks (700, 912)" in warning
+        for warning in profile.warnings
+    )
