@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 import ssl
-import urllib.error
-import urllib.request
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +21,9 @@ from kvtune.errors import EngineError
 from kvtune.types import EffectiveConfig, Endpoint, FailureClass
 
 TIMEOUT_S = 10.0
+"""For a connection, and then for a whole page: also a server that sends byte after byte has no
+longer."""
+
 PAGE_LIMIT_BYTES = 64 * 1024 * 1024
 _UNREADABLE = (OSError, ValueError, http.client.HTTPException)
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -57,32 +62,24 @@ def attach(endpoint: Endpoint) -> tuple[Endpoint, EffectiveConfig | None]:
         log_text="",
         version=version,
         start_kind="attached",
+        model=endpoint.model,
     )
     if effective.max_model_len_tokens is None and isinstance(entry.get("max_model_len"), int):
         effective = effective.model_copy(update={"max_model_len_tokens": entry["max_model_len"]})
     return endpoint, effective
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The load client follows none either, and a key is for this server only."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 class _Reader:
-    """Reads pages of a server as the load client would: directly, without a proxy."""
+    """Reads pages of a server as the load client would: directly, without a proxy.
+
+    It follows no redirect either: a key is for this server only.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        handlers: list[urllib.request.BaseHandler] = [
-            urllib.request.ProxyHandler({}),
-            _NoRedirect(),
-        ]
+        self._tls: ssl.SSLContext | None = None
         if "https" in (urlsplit(endpoint.url).scheme, urlsplit(endpoint.metrics_url or "").scheme):
-            context = tls_context(endpoint.ca_cert)
-            handlers.append(urllib.request.HTTPSHandler(context=context))
-        self._opener = urllib.request.build_opener(*handlers)
+            self._tls = tls_context(endpoint.ca_cert)
 
     def json(self, url: str) -> Any:
         """The content of a page.
@@ -119,13 +116,11 @@ class _Reader:
             text = self._read(url, authorization).decode("utf-8", "replace")
             if is_json:
                 json.loads(text)
-        except urllib.error.HTTPError as error:
-            raise _refused(url, error, is_key_sent=authorization is not None) from error
         except _UNREADABLE as error:
-            reason = getattr(error, "reason", error)
+            reason: Exception | str = error
             fix = "check the address, and that the server is up"
-            if isinstance(reason, ssl.SSLError):
-                fix = tls_fix(reason)
+            if isinstance(error, ssl.SSLError):
+                fix = tls_fix(error)
             elif isinstance(error, json.JSONDecodeError):
                 reason = f"it is no JSON but begins with {text[:40]!r}"
                 fix = "give the address of the server's API, without /v1"
@@ -135,27 +130,68 @@ class _Reader:
         return text
 
     def _read(self, url: str, authorization: str | None) -> bytes:
-        request = urllib.request.Request(url)
+        parts = urlsplit(url)
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        headers = {"Accept": "*/*", "User-Agent": "kvtune"}
         if authorization is not None:
-            request.add_unredirected_header("Authorization", authorization)
-        try:
-            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-                content: bytes = answer.read(PAGE_LIMIT_BYTES)
-                return content
-        except urllib.error.HTTPError as error:
-            error.close()
-            raise
+            headers["Authorization"] = authorization
+        with closing(self._connection(url)) as connection:
+            connection.connect()
+            with _at_most(TIMEOUT_S, connection.sock):
+                connection.request("GET", path, headers=headers)
+                with closing(connection.getresponse()) as answer:
+                    if not 200 <= answer.status < 300:
+                        raise _refused(url, answer, is_key_sent=authorization is not None)
+                    return answer.read(PAGE_LIMIT_BYTES)
+
+    def _connection(self, url: str) -> http.client.HTTPConnection:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        if parts.scheme == "https":
+            return http.client.HTTPSConnection(
+                host, parts.port, timeout=TIMEOUT_S, context=self._tls
+            )
+        return http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
 
 
-def _refused(url: str, error: urllib.error.HTTPError, *, is_key_sent: bool) -> EngineError:
-    said = f"{without_query(url)} answers with HTTP {error.code}"
+@contextmanager
+def _at_most(limit_s: float, connected: socket.socket) -> Iterator[None]:
+    """Hang up when the time is over: the timeout of a socket begins anew with every byte.
+
+    Raises:
+        TimeoutError: it was.
+    """
+    is_over = threading.Event()
+
+    def hang_up() -> None:
+        is_over.set()
+        with suppress(OSError):  # the server was faster
+            socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+    timer = threading.Timer(limit_s, hang_up)
+    timer.start()
+    try:
+        yield
+    except _UNREADABLE as error:
+        if is_over.is_set():
+            raise TimeoutError("timed out") from error
+        raise
+    finally:
+        timer.cancel()
+        timer.join()
+    if is_over.is_set():
+        raise TimeoutError("timed out")
+
+
+def _refused(url: str, answer: http.client.HTTPResponse, *, is_key_sent: bool) -> EngineError:
+    said = f"{without_query(url)} answers with HTTP {answer.status}"
     fix = "give the address of the server's API, without /v1"
-    if error.code in REFUSED:
+    if answer.status in REFUSED:
         why = "it does not take the API key that it was sent" if is_key_sent else key_problem()
         # Never sent unasked: that key opens an account, and an address may be anybody's.
         said, fix = f"{said}: {why}", KEY_FIX
         if not is_key_sent and "OPENAI_API_KEY" in os.environ:
             fix = 'if it is the key in OPENAI_API_KEY: --api-key "$OPENAI_API_KEY"'
-    elif error.code in _REDIRECTS and (target := error.headers.get("Location")):
+    elif answer.status in _REDIRECTS and (target := answer.headers.get("Location")):
         said, fix = f"{said} and points to {without_query(target)}", "give that address instead"
     return EngineError(FailureClass.REQUEST_ERRORS, said, fix)

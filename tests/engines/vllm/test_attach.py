@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -106,6 +107,42 @@ def test_a_port_that_speaks_something_else_cannot_be_read(greeting):
             attach(f"http://127.0.0.1:{listener.getsockname()[1]}")
         thread.join()
     assert caught.value.failure is FailureClass.REQUEST_ERRORS
+
+
+@pytest.mark.parametrize("greeting", [b"HTTP/1.1 200 OK\r\nX-Slow: ", b"HTTP/1.1 200 OK\r\n\r\n{"])
+def test_a_server_that_sends_byte_after_byte_is_given_up(greeting, monkeypatch):
+    """No byte takes as long as a timeout of the socket, and the last one never comes."""
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.4)
+    given_up = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                connection.recv(4096)
+                connection.sendall(greeting)
+                for _ in range(200):  # a bound for a client that never gives up
+                    if given_up.wait(0.02):
+                        break
+                    connection.sendall(b"x")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(EngineError, match="cannot be read: timed out"):
+            attach(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        given_up.set()
+        thread.join()
+
+
+def test_engines_of_the_model_that_is_served_count(serve):
+    page = "".join(
+        f'vllm:num_requests_running{{engine="0",model_name="{model}",pod="{model}"}} 0\n'
+        f'vllm:cache_config_info{{engine="0",num_gpu_blocks="{blocks}",pod="{model}"}} 1\n'
+        for model, blocks in (("other", 7), ("m", 91))
+    )
+    server = serve({"/v1/models": json.dumps(MODELS), "/metrics": page})
+    _, effective = attach(server.url)
+    assert effective.num_gpu_blocks == 91
 
 
 @pytest.mark.parametrize("models", ["{}", "[]", '{"data": []}', '{"data": ["m"]}'])
