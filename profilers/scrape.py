@@ -33,8 +33,9 @@ from kvtune.address import without_query
 from kvtune.profilers.load.http import HttpPool
 from kvtune.types import Endpoint
 
+RUNNING = "vllm:num_requests_running"
 LOAD_GAUGES = (
-    "vllm:num_requests_running",
+    RUNNING,
     "vllm:num_requests_waiting",
     "vllm:num_requests_waiting_by_reason",
     "vllm:kv_cache_usage_perc",
@@ -64,10 +65,12 @@ START = "process_start_time_seconds"
 """Tells a restart; servers of several processes do not export it."""
 
 # Who exports a series: vLLM's own labels, then those that Prometheus, Kubernetes and Ray add.
-_ENGINE_LABELS = (
-    *("engine", "model_name"),
-    *("instance", "job", "namespace", "pod", "container", "node", "service", "endpoint"),
-    *("WorkerId", "ReplicaId", "SessionName"),
+_ENGINE_LABELS = frozenset(
+    (
+        *("engine", "model_name"),
+        *("instance", "job", "namespace", "pod", "container", "node", "service", "endpoint"),
+        *("WorkerId", "ReplicaId", "SessionName"),
+    )
 )
 _SUFFIX = re.compile(r"_(?:total|bucket|sum|count)$")
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -95,7 +98,8 @@ class Samples:
 def parse_metrics(text: str, only: Sequence[str] | None = None) -> Samples:
     """Parse a page in the Prometheus text format, or only the metrics named in `only`."""
     renamed = {old: new for old, new in _RENAMED.items() if new not in text}
-    wanted = None if only is None else tuple(only) + tuple(renamed)
+    # Running requests are always read: they tell which labels say who exports a series.
+    wanted = None if only is None else (*only, *renamed, RUNNING)
     kinds: dict[str, str] = {}
     found: dict[tuple[str, Labels], float] = {}
     skipped = 0
@@ -275,12 +279,14 @@ def _aggregate(
     counters: dict[str, float] = defaultdict(float)
     gauges: dict[str, list[float]] = defaultdict(list)
     engines: set[Labels] = set()
+    added = {label for name, labels in found if name == RUNNING for label, _ in labels}
+    exporter = _ENGINE_LABELS | added
     for (name, labels), value in found.items():
         if name.endswith(("_created", "_info")):
             continue
         if any(label == "engine" for label, _ in labels):
-            engines.add(tuple(pair for pair in labels if pair[0] in _ENGINE_LABELS))
-        series = _series(renamed.get(name, name), labels)
+            engines.add(tuple(pair for pair in labels if pair[0] in exporter))
+        series = _series(renamed.get(name, name), labels, exporter)
         if _is_counter(name, kinds):
             counters[series] += value
         else:
@@ -309,9 +315,9 @@ def _is_share(series: str) -> bool:
     return series.partition("{")[0].endswith("_perc")
 
 
-def _series(name: str, labels: Labels) -> str:
+def _series(name: str, labels: Labels, without: frozenset[str]) -> str:
     kept = ",".join(
-        f'{label}="{_escape(value)}"' for label, value in labels if label not in _ENGINE_LABELS
+        f'{label}="{_escape(value)}"' for label, value in labels if label not in without
     )
     return f"{name}{{{kept}}}" if kept else name
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvtune.profilers.scrape import (
     ENGINES,
     LOAD_GAUGES,
+    START,
     Samples,
     Scraper,
     counter_resets,
@@ -172,6 +173,56 @@ def test_who_exports_a_series_is_no_part_of_its_name(label):
     page = "".join(f'vllm:x_total{{engine="0",reason="r",{label}="{n}"}} 2\n' for n in (0, 1))
     assert parse_metrics(page).counters == {'vllm:x_total{reason="r"}': 4.0}
     assert parse_metrics(page).gauges == {ENGINES: 2.0}
+
+
+ZONES = """
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m",zone="a"} 3
+vllm:num_requests_running{engine="0",model_name="m",zone="b"} 1
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m",zone="a"} 0.2
+vllm:kv_cache_usage_perc{engine="0",model_name="m",zone="b"} 0.6
+# TYPE vllm:request_success_total counter
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="m",zone="a"} 5
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="m",zone="b"} 2
+process_start_time_seconds{zone="a"} 100
+process_start_time_seconds{zone="b"} 20
+"""
+
+
+@pytest.mark.parametrize("only", [None, (*LOAD_GAUGES, "vllm:request_success_total", START)])
+def test_labels_that_whoever_collects_adds_set_engines_apart_and_hide_nothing(only):
+    samples = parse_metrics(ZONES, only)
+    assert samples.gauges == {
+        "vllm:num_requests_running": 4.0,
+        "vllm:kv_cache_usage_perc": pytest.approx(0.4),
+        'vllm:kv_cache_usage_perc{engines="fullest"}': 0.6,
+        "process_start_time_seconds": 120.0,
+        ENGINES: 2.0,
+    }
+    assert samples.counters == {'vllm:request_success_total{finished_reason="stop"}': 7.0}
+
+
+@pytest.mark.parametrize("only", [None, LOAD_GAUGES, ("vllm:prompt_tokens_total",)])
+@given(
+    label=st.from_regex(r"[a-z]{1,12}", fullmatch=True).filter(
+        lambda label: label not in ("engine", "model_name", "reason", "le")
+    )
+)
+def test_one_more_label_on_everything_changes_nothing(only, label):
+    page = "".join(
+        line
+        if line.startswith("#")
+        else line.replace("{", f'{{{label}="x",').replace(" 40", f'{{{label}="x"}} 40')
+        for line in PAGE.splitlines(keepends=True)
+    )
+    assert page.count(f'{label}="x"') == 12, "every line has it"
+    assert parse_metrics(page, only) == parse_metrics(PAGE, only)
+
+
+def test_what_a_series_counts_stays_in_its_name_also_where_it_is_new():
+    page = ZONES + 'vllm:x_total{engine="0",model_name="m",tier="disk",zone="a"} 4\n'
+    assert parse_metrics(page).counters['vllm:x_total{tier="disk"}'] == 4.0
 
 
 @pytest.mark.parametrize(
