@@ -148,7 +148,9 @@ class _Probe:
             run = await self._send([prompt[:input_tokens]], output_tokens, f"pilot-{self.requests}")
             self._check(run)
         record = run.records[0]
-        first_s = (record.first_token_s or 0.0) - record.sent_s
+        if record.first_token_s is None:
+            raise _Over("the request that was to show its speed brought no token")
+        first_s = record.first_token_s - record.sent_s
         return Speed(
             prefill_tokens_per_s=input_tokens / max(first_s, SHORTEST_STEP_S),
             step_s=max(fmean(record.gaps_s or (first_s,)), SHORTEST_STEP_S),

@@ -111,7 +111,11 @@ def observations(records: Sequence[RequestRecord], *, blocks: int = LOAD_BLOCKS)
     that failed count as long as they sent tokens. Steps during which the length of a sequence was
     unknown are left out. `blocks` groups of equal length are made of the run.
     """
-    answers = [_read(record) for record in records if record.first_token_s is not None]
+    answers = [
+        _read(record, record.first_token_s)
+        for record in records
+        if record.first_token_s is not None
+    ]
     steps = [answer.step_s for answer in answers]
     if not any(map(len, steps)):
         return _none()
@@ -134,9 +138,8 @@ def observations(records: Sequence[RequestRecord], *, blocks: int = LOAD_BLOCKS)
     ).where(usable)
 
 
-def _read(record: RequestRecord) -> _Answer:
-    """Put tokens that came together into messages."""
-    first_s = record.first_token_s or 0.0
+def _read(record: RequestRecord, first_s: float) -> _Answer:
+    """Put tokens that came together into messages; `first_s` is when the first one came."""
     at_s = first_s + np.concatenate(([0.0], np.cumsum(record.gaps_s)))
     begins = np.concatenate(([0], 1 + np.flatnonzero(np.asarray(record.gaps_s) > SAME_MESSAGE_S)))
     tokens = np.diff(np.append(begins, len(at_s)))

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import urllib.request
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -199,6 +200,22 @@ def test_ctrl_c_ends_the_probe_and_not_the_program(serve):
     assert "interrupted" in result.notes[0]
     assert result.wall_s < 30
     assert page(server).gauges["vllm:num_requests_running"] == 0
+
+
+def test_an_answer_without_a_token_says_nothing_of_the_speed(serve, monkeypatch):
+    server = serve()
+
+    async def replay_without_tokens(*arguments, **options):
+        run = await replay(*arguments, **options)
+        records = tuple(replace(record, first_token_s=None, gaps_s=()) for record in run.records)
+        return replace(run, records=records)
+
+    monkeypatch.setattr(module, "replay", replay_without_tokens)
+    result = probed(server)
+    assert (result.cells, result.requests) == (0, 2), "both are the pilot's"
+    assert result.notes == (
+        "the probe ended after 0 cells: the request that was to show its speed brought no token",
+    )
 
 
 def test_a_server_too_small_is_not_sent_anything(serve):
