@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from kvtune.profilers.prefix_signs import prefix_signs
-from kvtune.profilers.sign import TELL_CONFIGURATION, Sign, make_sign
+from kvtune.profilers.sign import TELL_CONFIGURATION, TELL_SLOTS, Sign, make_sign
 from kvtune.profilers.step_signs import step_signs
 from kvtune.profilers.window import (
     EVICTIONS,
@@ -188,7 +188,7 @@ def _queue_signs(window: Window) -> dict[str, Sign]:
             "requests wait while every sequence slot is in use",
             ""
             if nobody_waits
-            else "needs max_num_seqs, which /metrics does not export: " + TELL_CONFIGURATION,
+            else "needs max_num_seqs, which /metrics does not export: " + TELL_SLOTS,
         ),
         "evicted": make_sign(
             "evicted_cached_blocks",

@@ -12,10 +12,15 @@ TELL_CONFIGURATION = (
 )
 """How a user makes a server say what it runs with."""
 
+TELL_SLOTS = f'say it with --engine-args "--max-num-seqs N", {TELL_CONFIGURATION}'
+"""How a user makes known how many sequences may run at once."""
+
 NAME_CHECKPOINT = "name the checkpoint's directory with --model, together with --url if it runs"
 """How a user makes the bytes of a model known."""
 
-MEASURE_CEILINGS = "measure the device that the server runs on: kvtune doctor --measure"
+MEASURE_CEILINGS = (
+    "measure the device that the server runs on, while it is idle: kvtune doctor --measure"
+)
 """How a user makes known what a device reaches."""
 
 PROBE = "fit what a step costs: kvtune profile --probe"

@@ -18,7 +18,7 @@ from kvtune.profilers.findings import (
     prefix_thrash,
 )
 from kvtune.profilers.prefix_use import prefix_use
-from kvtune.profilers.sign import TELL_CONFIGURATION
+from kvtune.profilers.sign import TELL_SLOTS
 from kvtune.profilers.step_shares import shares_of
 from kvtune.profilers.step_verdict import judge_steps
 from kvtune.profilers.window import Window
@@ -230,7 +230,7 @@ def _waiting(window: Window, signs: Signs) -> Finding | None:
         return abstain(
             "Requests wait, but whether for KV blocks or for a sequence slot cannot be told: "
             "max_num_seqs is not known.",
-            f"To learn max_num_seqs, {TELL_CONFIGURATION}.",
+            f"To learn max_num_seqs, {TELL_SLOTS}.",
             "max_num_seqs: /metrics does not export it",
         )
     if signs.at_limit.fails and signs.no_room.value is None:

@@ -157,10 +157,12 @@ def test_what_is_asked_for_can_be_done():
     for seen in (unknown, replace(unknown, effective=None, gauges=samples)):
         verdict = judge(seen)
         asked = " ".join([*verdict.missing, verdict.next_experiment])
-        assert "flops_of_peak: measure the device that the server runs on: kvtune doctor" in asked
+        assert "flops_of_peak: measure the device that the server runs on, while it is" in asked
+        assert "kvtune doctor --measure" in asked
         assert "give" not in asked.lower()
         assert row(verdict, "flops_of_peak").holds is None, "the row is there, and unknown"
     assert "VLLM_SERVER_DEV_MODE=1" in verdict.next_experiment
+    assert '--engine-args "--max-num-seqs N"' in verdict.next_experiment
 
 
 def test_evicted_prefix_blocks_are_shown():

@@ -4,6 +4,10 @@ from dataclasses import replace
 
 import pytest
 from contracts.windows import (
+    capacity,
+    idle,
+    long_prompts,
+    prefixes_in_turn,
     row,
     short_decode,
 )
@@ -102,3 +106,35 @@ def test_two_engines_have_twice_the_time():
     one, two = short_decode(), several(short_decode(), 2)
     assert row(judge(one), "weight_reads_of_ceiling").value == pytest.approx(0.599, abs=1e-3)
     assert row(judge(two), "weight_reads_of_ceiling").value == pytest.approx(0.2996, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("seen", "bottleneck"),
+    [
+        (idle(), Bottleneck.IDLE),
+        (capacity(), Bottleneck.KV_CAPACITY),
+        (
+            long_prompts(prompt=9000, samples=[(2, 1, 0.39), (1, 2, 0.62)] * 4),
+            Bottleneck.KV_CAPACITY,
+        ),
+        (prefixes_in_turn(), Bottleneck.PREFIX_THRASH),
+        (
+            short_decode(max_num_seqs=8, queue_s=30.0, samples=[(6, 8, 0.1)] * 9),
+            Bottleneck.BATCH_WIDTH,
+        ),
+    ],
+    ids=["idle", "preempted", "no room", "thrash", "slots"],
+)
+def test_what_counters_tell_needs_neither_ceilings_nor_the_checkpoint(seen, bottleneck):
+    known = judge(seen)
+    bare = judge(
+        replace(
+            seen,
+            peak_flops_per_s=None,
+            peak_bytes_per_s=None,
+            weight_bytes=None,
+            kv_bytes_per_token=None,
+        )
+    )
+    assert known.bottleneck is bare.bottleneck is bottleneck
+    assert (known.confidence, known.summary) == (bare.confidence, bare.summary)
