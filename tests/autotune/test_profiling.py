@@ -4,7 +4,7 @@ import pytest
 from contracts.decoding import Sequence, cells, decode
 from contracts.landscape import DEVICE, GOAL, run_of
 
-from kvtune.autotune.profiling import Subject, observed_concurrency, profile_of
+from kvtune.autotune.profiling import Subject, as_told, observed_concurrency, profile_of
 from kvtune.profilers.probe import ProbeResult
 from kvtune.profilers.scrape import ENGINES
 from kvtune.profilers.step_gaps import join, observations
@@ -179,3 +179,21 @@ def test_ceilings_and_weights_divide_the_step(tmp_path):
     assert profile.ceilings == CEILINGS
     assert profile.step_time.weight_read_s == pytest.approx(1e-4)
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
+
+
+def test_what_a_server_says_of_its_limits_outweighs_what_the_user_does():
+    says = EffectiveConfig(max_num_seqs=8, source=("server_info",))
+    told = as_told(says, {"max-num-seqs": 4, "max-num-batched-tokens": "2K"})
+    assert (told.max_num_seqs, told.max_num_batched_tokens) == (8, 2048)
+    assert told.source == ("server_info", "arguments")
+    assert as_told(says, {"max-num-seqs": 4}) == as_told(says, None) == says
+    assert as_told(None, {"max-num-seqs": 4}) is None
+
+
+def test_engines_that_differ_are_a_warning_of_the_profile():
+    subject = Subject("m", "http://h", effective=EffectiveConfig(differs=("block_size (16, 32)",)))
+    run = LoadRun((), 5.0, 0.0, COUNTERS, {})
+    warnings = profile_of(subject, run, GOAL, is_load_ours=False).warnings
+    assert any("differ in block_size (16, 32)" in warning for warning in warnings)
+    alike = profile_of(Subject("m", "http://h"), run, GOAL, is_load_ours=False).warnings
+    assert not any("differ" in warning for warning in alike)

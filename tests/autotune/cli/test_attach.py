@@ -208,6 +208,14 @@ def test_a_local_server_is_judged_by_the_ceilings_that_are_kept_of_this_machine(
     assert Profile.model_validate_json(after.out).ceilings == kept
 
 
+def test_a_server_elsewhere_is_to_be_judged_where_it_runs(kvtune, monkeypatch):
+    monkeypatch.setattr("kvtune.engines.vllm.readiness.is_loopback", lambda host: False)
+    with fake_vllm() as fake:
+        said = kvtune("profile", "--url", fake.url, *WATCH)
+    assert "run `kvtune doctor --measure` on the server's machine" in said.err
+    assert "--url http://127.0.0.1:PORT" in said.err
+
+
 def test_labels_that_a_proxy_adds_do_not_hide_what_a_server_says(kvtune):
     with fake_vllm(growing(labels=',zone="a"')) as fake:
         said = kvtune("profile", "--url", fake.url, "--duration", "2.2s", "--json")
