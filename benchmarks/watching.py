@@ -1,11 +1,15 @@
-"""What watching a vLLM server costs it, and how soon a verdict is there.
+"""What watching a vLLM server costs it, and how soon and how right a verdict is.
 
     python benchmarks/watching.py --model .model/SmolLM2-135M-Instruct --output watching.json
 
-A real server is started and, from another process, kept under a steady closed loop.
+What the device reaches is measured and kept in a kvtune home of this benchmark's own, as
+`kvtune doctor --measure` does. Then a real server is started and, from another process, kept under
+steady closed loops (`watching_loads.py`).
 
-- *Verdict*: seconds from the start of `kvtune profile --url URL --model PATH` to its end, with all
-  other defaults.
+- *Verdicts*: seconds from the start of `kvtune profile --url URL --model PATH` to its end, with all
+  other defaults, under three loads whose bottleneck is known; and the verdict. Also in a home that
+  knows no ceilings: what counters tell has to be named all the same, and where ceilings are needed
+  the command has to abstain and say how to get them.
 - *Pairs*: windows with `kvtune profile --url` watching in a process of its own, as a user would,
   and windows without, in random order within a pair. Throughput is what the server counted between
   two readings at the ends of a window. Each window begins when the watcher does watch: importing
@@ -39,40 +43,21 @@ from statistics import fmean, median
 from typing import Any
 
 import psutil
-from pydantic import JsonValue
+from watching_loads import LOADS, SERVER, Load, keep_up, load_named
 
 from kvtune.engines.base import RunningServer, ServerSpec
 from kvtune.engines.vllm.engine import VllmEngine
-from kvtune.profilers.load.client import ClosedLoop, replay
-from kvtune.profilers.load.request import prepare
 from kvtune.profilers.load.runtime import run
 from kvtune.profilers.scrape import Scraper, parse_metrics
 from kvtune.profilers.statistics import bootstrap_interval
 from kvtune.profilers.watch import INTERVAL_S
-from kvtune.types import Endpoint, Request
+from kvtune.types import Bottleneck, Endpoint
 
 GENERATED = "vllm:generation_tokens_total"
 SETTLE_S = 1.0
-MOST_REQUESTS = 20_000
+VERDICT_MOST_S = 90.0
+MEASURE = "kvtune doctor --measure"
 KVTUNE = [sys.executable, "-c", "from kvtune.autotune.cli.app import main; main()"]
-
-
-def make_load(url: str, model: str, concurrency: int, prompt: int, answer: int) -> None:
-    """Keep `concurrency` requests in flight until killed."""
-    ids = random.Random(0)
-    requests = [
-        prepare(
-            Request(token_ids=tuple(ids.randrange(100, 20_000) for _ in range(prompt))),
-            model=model,
-            index=number,
-            fixed_length=True,
-            output_tokens=answer,
-            cache_salt=None,
-        )
-        for number in range(MOST_REQUESTS)
-    ]
-    print("ready", flush=True)
-    run(replay(Endpoint(url, model), requests, ClosedLoop(concurrency), scrape_interval_s=None))
 
 
 def command(url: str, duration_s: float | None) -> list[str]:
@@ -80,20 +65,50 @@ def command(url: str, duration_s: float | None) -> list[str]:
     return words if duration_s is None else [*words, "--duration", f"{duration_s}s"]
 
 
-def profiled(
-    url: str, home: str, duration_s: float | None = None, more: Sequence[str] = ()
-) -> tuple[dict[str, Any], float]:
-    """A profile by command, and the seconds that it took."""
-    began_s = time.perf_counter()
+def kvtune(words: Sequence[str], home: str) -> subprocess.CompletedProcess[str]:
+    """What a user gets of a command, whose history lies in `home`."""
     done = subprocess.run(
-        [*command(url, duration_s), *more],
-        env={**os.environ, "KVTUNE_HOME": home},
-        capture_output=True,
-        text=True,
-        check=True,
+        words, env={**os.environ, "KVTUNE_HOME": home}, capture_output=True, text=True
     )
-    profile: dict[str, Any] = json.loads(done.stdout)
-    return profile, time.perf_counter() - began_s
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr}")
+    return done
+
+
+def measured_ceilings(home: str) -> str:
+    """Measure what this device reaches and keep it in `home`; returns it in words."""
+    checks = json.loads(kvtune([*KVTUNE, "doctor", "--measure", "--json"], home).stdout)
+    found = next(check for check in checks if check["name"] == "ceilings")
+    if not found["ok"]:
+        raise RuntimeError(f"the ceilings could not be measured: {found}")
+    return str(found["found"])
+
+
+def verdict_of(load: Load, url: str, model: str, home: str, *, knows: bool) -> dict[str, Any]:
+    """The verdict under a load, and whether it came in time and is right."""
+    began_s = time.perf_counter()
+    done = kvtune([*command(url, None), "--model", model], home)
+    seconds = time.perf_counter() - began_s
+    profile = json.loads(done.stdout)
+    verdict = profile["verdict"]
+    says_how = MEASURE in done.stderr and MEASURE in verdict["next_experiment"]
+    is_right = verdict["bottleneck"] == load.truth
+    if load.needs_ceilings and not knows:
+        is_right = verdict["bottleneck"] == Bottleneck.ABSTAIN and says_how
+    return {
+        "load": load.name,
+        "built": load.built,
+        "truth": load.truth,
+        "ceilings": knows,
+        "seconds": seconds,
+        "in_time": seconds < VERDICT_MOST_S,
+        "is_right": is_right,
+        "window_s": profile["window_s"],
+        **{
+            name: verdict[name]
+            for name in ("bottleneck", "confidence", "shares", "summary", "next_experiment")
+        },
+    }
 
 
 @contextmanager
@@ -229,38 +244,49 @@ def ratio_of(pairs: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 
 
 @contextmanager
-def loading(endpoint: Endpoint, options: argparse.Namespace) -> Iterator[None]:
-    """Load from another process, once it is steady."""
-    words = [sys.executable, __file__, "--load", endpoint.url, "--model", endpoint.model]
-    words += ["--concurrency", str(options.concurrency)]
-    words += ["--prompt-tokens", str(options.prompt_tokens)]
-    words += ["--answer-tokens", str(options.answer_tokens)]
+def loading(load: Load, endpoint: Endpoint) -> Iterator[None]:
+    """A load from another process, once it is steady.
+
+    Raises:
+        RuntimeError: it ended by itself, so that a part of the time was without it.
+    """
+    words = [sys.executable, __file__, "--load", load.name]
+    words += ["--url", endpoint.url, "--model", endpoint.model]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             process.stdout.readline()
             time.sleep(3 * SETTLE_S)
-            if process.poll() is not None:
-                raise RuntimeError("the load client ended")
             yield
+            if process.poll() is not None:
+                raise RuntimeError(f"the load {load.name} ended by itself")
         finally:
             process.kill()
 
 
+def verdict_rows(verdicts: Sequence[dict[str, Any]]) -> list[str]:
+    """A Markdown table."""
+    rows = ["| load | truth | ceilings | verdict | confidence | after | right |"]
+    rows.append("|---|---|---|---|---|---|---|")
+    for seen in verdicts:
+        late = "" if seen["in_time"] else f" (over {VERDICT_MOST_S:g} s)"
+        rows.append(
+            f"| {seen['load']} | {seen['truth']} | {'known' if seen['ceilings'] else 'unknown'} "
+            f"| {seen['bottleneck']} | {seen['confidence']} | {seen['seconds']:.1f} s{late} "
+            f"| {'yes' if seen['is_right'] else 'NO'} |"
+        )
+    return [*rows, "", *(f"- {load.name}: {load.built}" for load in LOADS)]
+
+
 def summary(found: dict[str, Any]) -> str:
     """What was found, as Markdown."""
-    lines = []
+    lines = [f"- this device: {found['ceilings']}", *verdict_rows(found["verdicts"]), ""]
     if seen := found.get("direct"):
         lines += [
             f"- a reading costs the server {1e3 * seen['server_cpu_s_per_reading']:.2f} ms of CPU "
             f"({seen['page_lines']} lines): {seen['server_share_of_core']:.2%} of one core at one "
             f"each {seen['interval_s']:g} s",
         ]
-    if seen := found.get("verdict"):
-        lines.append(
-            f"- verdict under load after {seen['seconds']:.1f} s: {seen['bottleneck']} "
-            f"({seen['confidence']} confidence, {seen['window_s']:.0f} s watched)"
-        )
     if pairs := found["pairs"]:
         share = fmean(pair["watcher_cpu_s"] for pair in pairs) / found["window_s"]
         once_s = median(pair["command_cpu_s"] - pair["watcher_cpu_s"] for pair in pairs)
@@ -284,6 +310,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "load_average_before": os.getloadavg(),
         "cpus": os.cpu_count(),
         "window_s": options.window_s,
+        "verdicts": [],
         "pairs": [],
     }
 
@@ -292,33 +319,24 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         if options.output is not None:
             options.output.write_text(json.dumps(found, indent=1))
 
-    arguments: dict[str, JsonValue] = {
-        "enforce-eager": True,
-        "kv-cache-memory-bytes": "512M",
-        "max-model-len": 2048,
-    }
     with ExitStack() as stack:
-        home = stack.enter_context(tempfile.TemporaryDirectory())
+        home, bare = (stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2))
+        keep(ceilings=measured_ceilings(home))
         engine = stack.enter_context(VllmEngine())
-        spec = ServerSpec(options.model, served_model_name="m", arguments=arguments)
+        spec = ServerSpec(options.model, served_model_name="m", arguments=SERVER)
         server = stack.enter_context(engine.launch(spec, log_path=Path(home) / "server.log"))
-        info = engine.describe()
+        info, url = engine.describe(), server.endpoint.url
         keep(engine=f"{info.distribution} {info.version}", start_s=server.start_s)
-        profiled(server.endpoint.url, home, 1.0)  # modules are in the page cache from now on
+        kvtune(command(url, 1.0), home)  # modules are in the page cache from now on
         keep(direct=direct(server, options.readings))
-        stack.enter_context(loading(server.endpoint, options))
-        profile, seconds = profiled(server.endpoint.url, home, more=("--model", options.model))
-        verdict = profile["verdict"]
-        keep(
-            verdict={
-                "seconds": seconds,
-                "window_s": profile["window_s"],
-                **{
-                    name: verdict[name]
-                    for name in ("bottleneck", "confidence", "shares", "missing")
-                },
-            }
-        )
+        for load in LOADS:
+            with loading(load, server.endpoint):
+                for where, knows in ((bare, False), (home, True)):
+                    seen = verdict_of(load, url, options.model, where, knows=knows)
+                    found["verdicts"].append(seen)
+                    keep()
+                    print(verdict_rows([seen])[2], file=sys.stderr)
+        stack.enter_context(loading(LOADS[0], server.endpoint))
         for pair in compare(server, home, options.pairs, options.window_s, options.seed):
             found["pairs"].append(pair)
             keep(ratio=ratio_of(found["pairs"]))
@@ -334,21 +352,18 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=16)
     parser.add_argument("--window-s", type=float, default=9.0)
     parser.add_argument("--readings", type=int, default=200)
-    parser.add_argument("--concurrency", type=int, default=4)
-    parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--answer-tokens", type=int, default=96)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="write the raw figures here")
     parser.add_argument("--load", help=argparse.SUPPRESS)
+    parser.add_argument("--url", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.load is not None:
-        lengths = (options.prompt_tokens, options.answer_tokens)
-        make_load(options.load, options.model, options.concurrency, *lengths)
+        keep_up(load_named(options.load), options.url, options.model)
         return
     began_s = time.perf_counter()
     found = measure(options)
     print(summary(found))
-    loads = [pair["load_average"] for pair in found["pairs"]]
+    loads = [pair["load_average"] for pair in found["pairs"]] or found["load_average_before"]
     print(
         f"- load average {min(loads):.1f} to {max(loads):.1f}, with the server's own; "
         f"{time.perf_counter() - began_s:.0f} s in all; {found['engine']}"
