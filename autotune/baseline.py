@@ -33,6 +33,19 @@ from kvtune.types import (
     WorkloadFingerprint,
 )
 
+HOPELESS = (
+    FailureClass.WRONG_MODEL,
+    FailureClass.ENGINE_MISSING,
+    FailureClass.BAD_ARGUMENT,
+    FailureClass.PORT_TAKEN,
+    FailureClass.HANG_AT_START,
+)
+
+
+def is_hopeless(baseline: Measurement) -> bool:
+    """Whether the baseline failed in a way that no setting of ours can mend."""
+    return baseline.failure is not None and baseline.failure.failure in HOPELESS
+
 
 @dataclass(slots=True)
 class BaselineLook:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from kvtune.autotune.ledger import RUNG_CONFIRM, Ledger, RequestSet
 from kvtune.autotune.reporting import Reporter
+from kvtune.autotune.trial import AtServer
 from kvtune.types import Measurement, Status, Trial
 
 
@@ -25,23 +26,28 @@ def confirm(
     seed: int,
     clock: Callable[[], float] = time.monotonic,
     round_s: float = 0.0,
+    asking_s: float = 0.0,
     until_s: float | None = None,
+    afterwards: AtServer | None = None,
 ) -> dict[int, Measurement]:
     """Map the number of each trial to one measurement with a value per round.
 
     With `until_s`, a time of `clock`, no round begins that would end after it; `round_s` is how
-    long a round is thought to take. Empty when there was no time for any.
+    long a round is thought to take, and `asking_s` how much longer the first one does because
+    `afterwards`, which gets every server, asks it questions. Empty when there was no time for any.
     """
     parts: dict[int, list[Measurement]] = {trial.number: [] for trial in trials}
     for number in range(rounds):
         round_seed = seed + 1 + number
         began_s = clock()
-        if until_s is not None and began_s + round_s > until_s:
+        needed_s = round_s + (0.0 if number else asking_s)
+        if until_s is not None and began_s + needed_s > until_s:
             reporter.note(f"the time budget is spent after {number} rounds of confirmation")
             break
         known = all(
             ledger.has(trial.stack, parent=trial.number, seed=round_seed) for trial in trials
         )
+        asked_s = 0.0
         for trial in trials if number % 2 == 0 else trials[::-1]:
             reporter.phase(f"Confirming trial {trial.number}, round {number + 1} of {rounds}")
             entry = ledger.run(
@@ -53,10 +59,12 @@ def confirm(
                 canary=False,
                 parent=trial.number,
                 again=not known,
+                afterwards=afterwards,
             )
             reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
+            asked_s += 0.0 if entry.reused else entry.measurement.asked_s
             parts[trial.number].append(entry.measurement)
-        round_s = clock() - began_s
+        round_s = clock() - began_s - asked_s
     return {number: merged(measured) for number, measured in parts.items() if measured}
 
 

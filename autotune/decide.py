@@ -24,6 +24,7 @@ from kvtune.types import (
     Outcome,
     PolicyStack,
     Status,
+    Workload,
 )
 
 CANNOT_START = (FailureClass.DOES_NOT_FIT, FailureClass.BAD_ARGUMENT)
@@ -120,6 +121,23 @@ def decide(
     chosen = min(ties, key=_harm_and_size)
     reasons = (reason, *_tie_reason(ties))
     return _decision(goal, outcome, chosen, baseline, ties, reasons, rejected)
+
+
+def doubts(workload: Workload, concurrency: int | None, *, is_confirmed: bool) -> list[str]:
+    """What a reader of a decision should know about the requests behind it.
+
+    `concurrency` is how many requests are in flight, where that is fixed.
+    """
+    if not is_confirmed:
+        return ["nothing was confirmed: each configuration was measured on its own"]
+    if not workload.heldout:
+        return ["confirmed on the requests of the search: none were held out"]
+    if concurrency is not None and len(workload.heldout) < 2 * concurrency:
+        return [
+            f"confirmed on {len(workload.heldout)} held-out requests, fewer than two for "
+            f"each of the {concurrency} in flight: a lighter load than the search's"
+        ]
+    return []
 
 
 def _choose(

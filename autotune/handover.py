@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 import kvtune
 from kvtune.autotune.decide import figures_of
+from kvtune.autotune.quality.words import summary
 from kvtune.errors import NotFound
 from kvtune.store.database import Store
 from kvtune.store.rows import StudyRow, TrialRow
@@ -93,12 +94,21 @@ def _warnings(
     if trial.trial.stack.harm is not Harm.LOSSLESS:
         warnings.append(
             f"these settings are {trial.trial.stack.harm}: answers can differ from stock; "
-            "only the long-prompt canary was checked"
+            f"{_quality(store, trial)}"
         )
     if decision is not None and chosen:
         warnings += [
             reason
             for reason in decision.reasons
-            if decision.outcome is not Outcome.WINNER or "confirmed" in reason
+            if (decision.outcome is not Outcome.WINNER or "confirmed" in reason)
+            and not reason.startswith("quality, ")
         ]
     return tuple(dict.fromkeys(warnings))
+
+
+def _quality(store: Store, trial: TrialRow) -> str:
+    """What is known of a trial's answers, the newest report."""
+    reports = store.quality_reports(trial.study, trial.number)
+    if not reports:
+        return "only the long-prompt canary was checked"
+    return f"{summary(reports[0].report)} (kvtune history quality {reports[0].id[:8]})"

@@ -100,7 +100,7 @@ class Ledger:
     ) -> Entry:
         """Measure a point, or find it; `again` measures it although it is known.
 
-        `afterwards` gets the server of a point that was measured now.
+        `afterwards` gets the server of a point that was measured now; see `run_trial`.
 
         Whatever ends it before there is an outcome passes through, an interrupt too; the attempt
         is then stored as stopped.

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pydantic import JsonValue
+
+from kvtune.profilers.quality.limits import Limit, limit_text
+from kvtune.profilers.quality.suite import Size
 from kvtune.types import Harm
 
 
@@ -28,10 +32,37 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
+class QualityRules:
+    """What a configuration may do to answers; without `limits`, each suite's own margins count.
+
+    Every trial that may change answers is asked a screen, finalists are asked what `size` says.
+    """
+
+    limits: tuple[Limit, ...] = ()
+    size: Size = Size.STANDARD
+
+    @property
+    def wants_proof(self) -> bool:
+        """Whether a finalist has to pass; else it is enough that it does not fail.
+
+        A screen has too few items to prove anything, so by itself it can only reject.
+        """
+        return bool(self.limits) or self.size is not Size.SCREEN
+
+    def settings(self) -> dict[str, JsonValue]:
+        """The rules as settings of a study, the same in whatever order limits were given."""
+        return {"limits": [*sorted(map(limit_text, self.limits))], "size": self.size.value}
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
-    """What may be tried: the worst harm, and whether harm waits until it is needed."""
+    """What may be tried: the worst harm, and whether harm waits until it is needed.
+
+    Without `quality`, only the long-prompt canary looks at answers.
+    """
 
     max_harm: Harm = Harm.NEAR_LOSSLESS
     explore_lossy: bool = False
     seed: int = 0
     remeasure: bool = False
+    quality: QualityRules | None = None

@@ -31,13 +31,14 @@ def open_study(
     repeats: int,
     seed: int,
     server: Mapping[str, JsonValue] | None = None,
+    quality: Mapping[str, JsonValue] | None = None,
 ) -> StudyRow:
     """The study of exactly this search, begun when there is none.
 
     Budgets are no part of what a study is, so a larger budget goes on where a smaller one ended.
     `repeats` and `seed` are: with others every trial would be another measurement. So are what
     servers are handed over with (`environment`) and what else shapes them here (`server`: the
-    command and all of the environment that matters).
+    command and all of the environment that matters), and what answers may lose (`quality`).
 
     Raises:
         BadInput: `name` is that of a study of something else.
@@ -50,6 +51,7 @@ def open_study(
         "heldout": len(workload.heldout),
         "repeats": repeats,
         "seed": seed,
+        "quality": None if quality is None else dict(quality),
     }
     identity = {
         "model": model,

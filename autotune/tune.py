@@ -1,8 +1,8 @@
 """The whole search, readable from top to bottom: baseline, verdict, trials, confirmation, decision.
 
 Lossless levers come first. Near-lossless ones are unlocked when the lossless trials miss the goal,
-or when the user asks for them. A configuration that changes answers is only ever chosen when the
-long-prompt canary answers as well as with stock settings.
+or when the user asks for them. A configuration that changes answers is only ever chosen when it
+answers the long-prompt canary and the questions of the quality suites as well as stock settings do.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
 
 from pydantic import JsonValue
 
-from kvtune.autotune.baseline import BaselineLook
-from kvtune.autotune.canary_gate import Canary
+from kvtune.autotune.baseline import BaselineLook, is_hopeless
 from kvtune.autotune.confirm import confirm, confirmed_before
 from kvtune.autotune.decide import (
     Candidate,
     decide,
+    doubts,
     mean_metrics,
     meets_goal,
     objective_values,
 )
 from kvtune.autotune.forecast.foresight import Foresight, foresight_of
+from kvtune.autotune.gates import Gates
 from kvtune.autotune.guesses import first_guesses
 from kvtune.autotune.ledger import (
     RUNG_BASELINE,
@@ -35,10 +35,14 @@ from kvtune.autotune.ledger import (
     RequestSet,
 )
 from kvtune.autotune.limits import Budget, Rules
+from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.search import Proposal, Search
 from kvtune.autotune.space import SearchSpace, build_space, infeasible_reason, stack_from
-from kvtune.autotune.trial import Bench
+from kvtune.autotune.spending import needed_s, trial_s
+from kvtune.autotune.standing import finalists, rejected
+from kvtune.autotune.trial import AtServer, Bench
+from kvtune.engines.base import RunningServer
 from kvtune.policies.base import Context
 from kvtune.policies.stack import describe
 from kvtune.profilers.fingerprint import fingerprint
@@ -48,21 +52,14 @@ from kvtune.store.rows import StudyRow
 from kvtune.types import (
     Decision,
     Device,
-    FailureClass,
     Harm,
     Measurement,
     PolicyStack,
     Request,
+    Trial,
     Workload,
 )
 
-HOPELESS = (
-    FailureClass.WRONG_MODEL,
-    FailureClass.ENGINE_MISSING,
-    FailureClass.BAD_ARGUMENT,
-    FailureClass.PORT_TAKEN,
-    FailureClass.HANG_AT_START,
-)
 LOSSLESS_SHARE = 0.6
 """Share of the budget after which a goal that lossless levers miss unlocks the next rung."""
 
@@ -87,6 +84,7 @@ class Tuning:
     heldout_set: RequestSet = field(init=False)
     foresight: Foresight = field(init=False)
     look: BaselineLook = field(init=False)
+    quality: TrialQuality | None = field(init=False, default=None)
     refused: set[str] = field(default_factory=set)
     interrupted: bool = False
 
@@ -104,6 +102,16 @@ class Tuning:
             self.bench.interrupts,
             self.budget.probe_limit_s,
         )
+        if self.rules.quality is not None:
+            self.quality = TrialQuality(
+                self.rules.quality,
+                self.study,
+                self.store,
+                self.bench,
+                self.workload,
+                seed=self.rules.seed,
+                reuse=not self.rules.remeasure,
+            )
 
     def run(self) -> Decision:
         """Search within the budget and decide. An interrupt ends it with the best so far.
@@ -117,7 +125,9 @@ class Tuning:
             baseline = self._measure(PolicyStack(), RUNG_BASELINE)
             context = self._context(baseline)
             confirmed = {}
-            if not self._is_hopeless(baseline.measurement):
+            if is_hopeless(baseline.measurement):
+                self.reporter.note("nothing else is tried: no setting mends this")
+            else:
                 self._search(context, baseline, began_s)
                 confirmed = self._confirmed(baseline, began_s)
         except KeyboardInterrupt:
@@ -158,7 +168,8 @@ class Tuning:
         if context.verdict is not None:
             for values in first_guesses(lossless, context.verdict.bottleneck):
                 search.suggest_first(lossless, values)
-        canary = Canary(baseline.measurement)
+        gates = Gates(baseline.measurement, self.quality)
+        self._judge(self._points())
         exhausted = False
         while self._affords_another(began_s):
             unlocked = self._unlocked(lossless, widest, exhausted=exhausted)
@@ -166,9 +177,9 @@ class Tuning:
             if not space.knobs:
                 self.reporter.note("nothing can be searched here: " + _refusals(space))
                 return
-            proposal, stack = self._propose(search, space, context, canary)
+            proposal, stack = self._propose(search, space, context, gates)
             if proposal is not None:
-                self._try(search, proposal, stack, canary)
+                self._try(search, proposal, stack, gates)
             elif unlocked or not self._unlocked(lossless, widest, exhausted=True):
                 self.reporter.note("every configuration of this space was measured or cannot run")
                 return
@@ -176,14 +187,14 @@ class Tuning:
                 exhausted = True
 
     def _propose(
-        self, search: Search, space: SearchSpace, context: Context, canary: Canary
+        self, search: Search, space: SearchSpace, context: Context, gates: Gates
     ) -> tuple[Proposal | None, PolicyStack]:
         """A point that was not measured yet; what cannot fit is told to the sampler unmeasured."""
         for _ in range(SAMPLER_TRIES):
             proposal = search.ask(space)
             stack = stack_from(space, proposal.values, context)
             if (known := self._known(stack)) is not None:
-                self._tell(search, proposal, known, canary)
+                self._tell(search, proposal, known, gates)
             elif reason := infeasible_reason(stack, context):
                 self._refuse(stack, reason)
                 search.tell_failed(proposal)
@@ -202,28 +213,31 @@ class Tuning:
             self.refused.add(reason)
             self.reporter.note(f"not launched, {describe(stack)} and others alike: {reason}")
 
-    def _try(self, search: Search, proposal: Proposal, stack: PolicyStack, canary: Canary) -> None:
+    def _try(self, search: Search, proposal: Proposal, stack: PolicyStack, gates: Gates) -> None:
         rung = RUNG_LOSSLESS if stack.harm is Harm.LOSSLESS else RUNG_NEAR_LOSSLESS
         number = len(self._points()) + 1
         self.reporter.phase(f"Measuring {number} of {self.budget.trials}: {describe(stack)}")
         self.foresight.tell(stack)
         try:
             entry = self._measure(stack, rung, proposal.optuna_number)
+            if not entry.reused:
+                self.foresight.measured(entry.trial, entry.measurement)
+            self._judge([entry])
         except KeyboardInterrupt:
             search.tell_stopped(proposal)
             raise
-        if reason := canary.objection(entry.trial.stack, entry.measurement):
+        if reason := gates.objection(entry):
             self.reporter.note(f"trial {entry.trial.number} is out: {reason}")
-        if not entry.reused:
-            self.foresight.measured(entry.trial, entry.measurement)
-        self._tell(search, proposal, entry, canary)
+        self._tell(search, proposal, entry, gates)
 
     def _confirmed(self, baseline: Entry, began_s: float) -> dict[int, Measurement]:
-        trials = [entry.trial for entry in self._ranked()[: self.budget.finalists]]
+        chosen = self._finalists()
+        trials = [entry.trial for entry in chosen]
         if baseline.measurement.failure is None:
             trials.insert(0, baseline.trial)
         time_s = self.budget.time_s
-        return confirm(
+        may_harm = any(trial.stack.harm is not Harm.LOSSLESS for trial in trials)
+        confirmed = confirm(
             trials,
             self.ledger,
             self.heldout_set,
@@ -231,46 +245,48 @@ class Tuning:
             rounds=self.budget.confirm_rounds,
             seed=self.rules.seed,
             clock=self.clock,
-            round_s=self._trial_s() * len(trials),
+            round_s=trial_s(self._points()) * len(trials),
+            asking_s=self.quality.expected_s(chosen) if self.quality else 0.0,
             until_s=None if time_s is None else began_s + time_s,
+            afterwards=self.quality.at_server if self.quality and may_harm else None,
         )
+        self._judge([entry for entry in chosen if entry.trial.number in confirmed], final=True)
+        return confirmed
+
+    def _judge(self, entries: list[Entry], *, final: bool = False) -> None:
+        """Have the answers of trials judged; without a baseline they cannot be."""
+        stock = self._stock()
+        if self.quality is None or stock is None or stock.failure is not None:
+            return
+        for entry in entries:
+            self.quality.judge(entry, final=final)
 
     def _decide(self, confirmed: dict[int, Measurement]) -> Decision:
         points = self._points()
-        rejected = self._rejected(points, confirmed)
+        out = rejected(points, Gates(self._stock(), self.quality), confirmed)
         final = [
             Candidate(number, entry.trial.stack, confirmed.get(number, entry.measurement))
             for entry in points
-            if (number := entry.trial.number) == 0 or number not in rejected
+            if (number := entry.trial.number) == 0 or number not in out
         ]
         stock = final.pop(0) if final and final[0].number == 0 else None
-        decision = decide(self.study.goal, stock, final, rejected)
-        doubts = self._doubts(confirmed)
-        return decision.model_copy(update={"reasons": (*decision.reasons, *doubts)})
-
-    def _doubts(self, confirmed: dict[int, Measurement]) -> list[str]:
-        """What a reader of the decision should know about the requests behind it."""
-        if not confirmed:
-            return ["nothing was confirmed: each configuration was measured on its own"]
-        if not self.workload.heldout:
-            return ["confirmed on the requests of the search: none were held out"]
+        decision = decide(self.study.goal, stock, final, out)
         flight = self.bench.plan.concurrency
-        if flight is not None and len(self.workload.heldout) < 2 * flight:
-            return [
-                f"confirmed on {len(self.workload.heldout)} held-out requests, fewer than two for "
-                f"each of the {flight} in flight: a lighter load than the search's"
-            ]
-        return []
+        more = [
+            *self._vouched(decision),
+            *doubts(self.workload, flight, is_confirmed=bool(confirmed)),
+        ]
+        return decision.model_copy(update={"reasons": (*decision.reasons, *more)})
+
+    def _vouched(self, decision: Decision) -> list[str]:
+        """What is known of the answers of recommended settings that may change them."""
+        chosen = [e.trial for e in self._points() if e.trial.number == decision.recommended]
+        if not chosen or chosen[0].stack.harm is Harm.LOSSLESS:
+            return []
+        found = None if self.quality is None else self.quality.verdict(chosen[0].number)
+        return [found or "its answers were checked by the long-prompt canary only"]
 
     # --- small questions ---
-
-    def _is_hopeless(self, baseline: Measurement) -> bool:
-        """Whether the baseline failed in a way that no setting of ours can mend."""
-        failure = baseline.failure
-        if failure is None or failure.failure not in HOPELESS:
-            return False
-        self.reporter.note("nothing else is tried: no setting mends this")
-        return True
 
     def _measure(self, stack: PolicyStack, rung: int, optuna_number: int | None = None) -> Entry:
         entry = self.ledger.run(
@@ -281,14 +297,43 @@ class Tuning:
             rung=rung,
             canary=rung in (RUNG_BASELINE, RUNG_NEAR_LOSSLESS),
             optuna_number=optuna_number,
-            afterwards=self.look.at_server if rung == RUNG_BASELINE and self.look.probe_s else None,
+            afterwards=self._afterwards(rung),
         )
         self.reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
         return entry
 
+    def _afterwards(self, rung: int) -> AtServer | None:
+        """What is done at a server once it was measured."""
+        if rung == RUNG_BASELINE:
+            return self._at_baseline
+        stock = self._stock()
+        may_ask = rung == RUNG_NEAR_LOSSLESS and stock is not None and stock.failure is None
+        return self.quality.at_server if self.quality is not None and may_ask else None
+
+    def _at_baseline(
+        self, trial: Trial, server: RunningServer, measurement: Measurement
+    ) -> Measurement:
+        """Probe the baseline, and ask it where its answers will be needed for sure.
+
+        Else it is asked only once a lever is tried that may change answers, which it mostly is not.
+        """
+        if self.look.probe_s:
+            self.look.at_server(server)
+        if self.quality is not None and self.rules.explore_lossy:
+            return self.quality.at_server(trial, server, measurement)
+        return measurement
+
     def _points(self) -> list[Entry]:
         """The measured trials without the confirmations."""
         return [entry for entry in self.ledger.entries if entry.trial.parent is None]
+
+    def _finalists(self) -> list[Entry]:
+        gates = Gates(self._stock(), self.quality)
+        return finalists(self.study.goal, self._points(), gates, self.budget.finalists)
+
+    def _stock(self) -> Measurement | None:
+        """The baseline's measurement, once there is one."""
+        return next((e.measurement for e in self._points() if e.trial.number == 0), None)
 
     def _known(self, stack: PolicyStack) -> Entry | None:
         for entry in self._points():
@@ -296,9 +341,9 @@ class Tuning:
                 return entry
         return None
 
-    def _tell(self, search: Search, proposal: Proposal, entry: Entry, canary: Canary) -> None:
+    def _tell(self, search: Search, proposal: Proposal, entry: Entry, gates: Gates) -> None:
         values = objective_values(self.study.goal, entry.measurement)
-        if not values or canary.objection(entry.trial.stack, entry.measurement):
+        if not values or gates.objection(entry):
             search.tell_failed(proposal)
             return
         violations = goal_violations(self.study.goal, mean_metrics(entry.measurement)).values()
@@ -307,38 +352,6 @@ class Tuning:
             sum(values) / len(values),
             [1.0 if violation is None else violation for violation in violations],
         )
-
-    def _ranked(self) -> list[Entry]:
-        """Measured trials beside the baseline: that meet the goal first, then by objective."""
-        goal = self.study.goal
-        rejected = self._rejected(self._points(), {})
-        measured = [
-            entry
-            for entry in self._points()
-            if entry.trial.number
-            and entry.trial.number not in rejected
-            and objective_values(goal, entry.measurement)
-        ]
-
-        def rank(entry: Entry) -> tuple[bool, float]:
-            values = objective_values(goal, entry.measurement)
-            return meets_goal(goal, entry.measurement), sum(values) / len(values)
-
-        return sorted(measured, key=rank, reverse=True)
-
-    def _rejected(self, points: list[Entry], confirmed: dict[int, Measurement]) -> dict[int, str]:
-        stock = next((entry for entry in points if entry.trial.number == 0), None)
-        canary = Canary(stock.measurement if stock is not None else None)
-        rejected = {}
-        for entry in points:
-            final = confirmed.get(entry.trial.number, entry.measurement)
-            if final.failure is not None:
-                rejected[entry.trial.number] = f"{final.failure.failure}: {final.failure.message}"
-            elif reason := canary.objection(entry.trial.stack, entry.measurement):
-                rejected[entry.trial.number] = reason
-            elif confirmed and entry.trial.number not in confirmed:
-                rejected[entry.trial.number] = "not among the best when it was tried"
-        return rejected
 
     def _unlocked(self, lossless: SearchSpace, widest: SearchSpace, *, exhausted: bool) -> bool:
         """Whether near-lossless levers may be tried now; `exhausted`: lossless ones all were."""
@@ -359,20 +372,14 @@ class Tuning:
             return False
         if self.budget.time_s is None:
             return True
-        runs_left = self.budget.confirm_rounds * (self.budget.finalists + 1)
-        needed_s = self._trial_s() * (1 + runs_left / self.budget.repeats)
-        if self.clock() - began_s + needed_s <= self.budget.time_s:
+        next_s = needed_s(points, self._finalists(), self.budget, self.quality)
+        if self.clock() - began_s + next_s <= self.budget.time_s:
             return True
         self.reporter.note(
             f"the time budget is spent after {len(points)} trials: "
             f"what is left goes to the confirmation"
         )
         return False
-
-    def _trial_s(self) -> float:
-        """What a trial took so far, as the median."""
-        walls = [e.measurement.wall_s for e in self._points() if e.measurement.wall_s is not None]
-        return median(walls) if walls else 0.0
 
 
 def _request_set(requests: tuple[Request, ...]) -> RequestSet:

@@ -40,7 +40,7 @@ from quality_asking import (
 from quality_damage import RATES, Pool, caught_share, figures_of, pool_of
 
 from kvtune.autotune.cli.quality_subjects import chosen_suites
-from kvtune.autotune.quality.run import AGAIN_CONCURRENCY, CONCURRENCY, Pass
+from kvtune.autotune.quality.answers import AGAIN_CONCURRENCY, CONCURRENCY, Pass
 from kvtune.autotune.quality.subjects import Opened
 from kvtune.engines.base import Engine
 from kvtune.engines.vllm.engine import VllmEngine

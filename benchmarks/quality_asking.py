@@ -17,7 +17,8 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from kvtune.autotune.quality.run import Pass, QualityRun, Questions
+from kvtune.autotune.quality.answers import Pass, Questions
+from kvtune.autotune.quality.run import QualityRun
 from kvtune.autotune.quality.subjects import ServedSubject, Subject
 from kvtune.autotune.reporting import Quiet
 from kvtune.engines.base import Engine, ServerSpec

@@ -406,7 +406,8 @@ class Measurement(Stored):
     """The outcome of a trial. `metrics` maps a metric name to one value per repeat.
 
     `canary_answers` are the texts that the long-prompt canary got, where it was asked. `outputs`
-    says what the answers of the first repeat looked like.
+    says what the answers of the first repeat looked like. `asked_s` of `wall_s` went into the
+    questions of quality suites.
     """
 
     status: Status
@@ -419,6 +420,7 @@ class Measurement(Stored):
     requests_per_repeat: int = 0
     start_s: float | None = None
     wall_s: float | None = None
+    asked_s: float = 0.0
     canary_answers: tuple[str, ...] | None = None
     outputs: OutputHealth | None = None
     kv_bytes_per_token_predicted: int | None = None

@@ -130,7 +130,8 @@ def quality(
         workload_prompts,
     )
     from kvtune.autotune.cli.quality_table import print_report
-    from kvtune.autotune.quality.run import QualityRun, Questions
+    from kvtune.autotune.quality.answers import Questions
+    from kvtune.autotune.quality.run import QualityRun
     from kvtune.autotune.quality.subjects import ReferenceModel
     from kvtune.autotune.trial import check_model
     from kvtune.errors import BadInput

@@ -131,13 +131,8 @@ def chosen_suites(names: list[str], *, has_data: bool) -> tuple[Suite, ...]:
 
 def workload_prompts(path: str | None, format: str | None) -> tuple[str, ...]:
     """The texts of a workload's prompts; requests that are lengths or token ids have none."""
+    from kvtune.autotune.quality.answers import prompt_texts
+
     if path is None:
         return ()
-    requests = options.read_workload(path, format=format, limit=None).requests
-    texts = (
-        request.prompt
-        if request.messages is None
-        else "\n".join(str(message.get("content") or "") for message in request.messages)
-        for request in requests
-    )
-    return tuple(dict.fromkeys(text for text in texts if text))
+    return prompt_texts(options.read_workload(path, format=format, limit=None).requests)

@@ -68,6 +68,16 @@ def print_list(rows: Sequence[QualityReportRow]) -> None:
         )
 
 
+def print_trials(rows: Sequence[QualityReportRow]) -> None:
+    """A line for each report on a trial of a study, by trial, the newest of each size first."""
+    for row in sorted(rows, key=lambda row: row.trial or 0):
+        stdout.print(
+            f"- trial {row.trial} {OUTCOME_TEXT[row.report.outcome]}: "
+            f"{escape(words.summary(row.report))} [dim](kvtune history quality {row.id[:8]})[/dim]",
+            soft_wrap=True,
+        )
+
+
 def _print_figures(figures: list[QualityFigure]) -> None:
     """A table for each metric of each suite; outcomes that decide nothing have no colour."""
     blocks = groupby(figures, key=lambda each: (each.suite, each.metric, each.unit))

@@ -11,6 +11,7 @@ from kvtune.autotune.cli import options
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kvtune.autotune.limits import QualityRules
     from kvtune.autotune.reporting import Reporter
     from kvtune.autotune.tune import Tuning
     from kvtune.engines.base import Engine, ServerSpec
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "Example: kvtune search --model ./model --workload requests.jsonl "
-    '--goal "p95 ttft <= 800ms" --goal "p95 itl <= 80ms" --budget 12 --budget-time 15m'
+    '--goal "p95 ttft <= 800ms" --goal "p95 itl <= 80ms" --quality "needle >= -1pt" --budget 12'
 )
 
 
@@ -77,6 +78,27 @@ def search(
         bool,
         typer.Option("--explore-lossy", help="Try levers that may change answers from the start."),
     ] = False,
+    quality: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--quality",
+            help='What answers may lose at most, such as "needle >= -1pt" or "kl <= 0.02" '
+            "(repeatable) [default: in each category what its suite allows].",
+            show_default=False,
+        ),
+    ] = None,
+    quality_size: Annotated[
+        str,
+        typer.Option(
+            "--quality-size",
+            help="How much finalists that may change answers are asked: screen, standard or full. "
+            "Every other such trial is asked a screen.",
+        ),
+    ] = "standard",
+    no_quality: Annotated[
+        bool,
+        typer.Option("--no-quality", help="Check answers by a long-prompt canary only."),
+    ] = False,
     kv_memory: options.KvMemory = None,
     engine_args: options.EngineArgs = "",
     served_model_name: options.ServedModelName = None,
@@ -103,9 +125,10 @@ def search(
 ) -> None:
     """Search for the configuration with the best goodput that meets the goal.
 
-    Stock defaults are trial 0. Lossless levers come first; fp8 KV is tried when they miss the goal.
-    The best trials and the defaults are measured again, interleaved, on held-out requests. Ctrl-C
-    ends with the best so far; the same command goes on where it stopped.
+    Stock defaults are trial 0. Lossless levers come first; fp8 KV is tried when they miss the goal,
+    and recommended only if its answers pass the quality suites beside the stock ones. The best
+    trials and the defaults are measured again, interleaved, on held-out requests. Ctrl-C ends with
+    the best so far; the same command goes on where it stopped.
     """
     import os
 
@@ -132,6 +155,7 @@ def search(
     check_model(model)
     model = options.resolved_model(model)
     wanted = parse_goal(goal or [])
+    asked = _quality_rules(quality or [], quality_size, no_quality=no_quality)
     base = options.base_arguments(engine_args, kv_memory)
     refuse_secrets_in_command(engine_command or "")
     requests = options.read_workload(
@@ -186,7 +210,10 @@ def search(
             repeats=repeats,
             seed=seed,
             server={"command": engine_command, "environment": dict(measured)},
+            quality=None if asked is None else asked.settings(),
         )
+        if asked is None and max_harm != Harm.LOSSLESS:
+            reporter.note("answers are checked by the long-prompt canary only (--no-quality)")
         log_dir = options.log_directory(history, row.name)
         with only_search_of(row.name, log_dir), reporter.live():
             tuning = Tuning(
@@ -218,6 +245,7 @@ def search(
                     explore_lossy=explore_lossy,
                     seed=seed,
                     remeasure=remeasure,
+                    quality=asked,
                 ),
             )
             decision = tuning.run()
@@ -226,6 +254,27 @@ def search(
         else:
             _print_decision(tuning, decision)
         raise typer.Exit(_exit_code(tuning, decision))
+
+
+def _quality_rules(limits: list[str], size: str, *, no_quality: bool) -> QualityRules | None:
+    """What answers may lose.
+
+    Raises:
+        BadGoal: a limit that cannot be read, or two that contradict.
+        BadInput: there is no such size, or limits that nothing would be held against.
+    """
+    from kvtune.autotune.cli.quality_subjects import read_size
+    from kvtune.autotune.limits import QualityRules
+    from kvtune.errors import BadInput
+    from kvtune.profilers.quality.limits import parse_limits
+
+    rules = QualityRules(parse_limits(limits), read_size(size))
+    if no_quality and limits:
+        raise BadInput(
+            "--no-quality asks nothing that --quality could be held against",
+            fix="leave one of them out",
+        )
+    return None if no_quality else rules
 
 
 def _described(

@@ -25,11 +25,14 @@ def show(
     store: options.StoreUrl = None,
     json: options.Json = False,
 ) -> None:
-    """Show a study with its trials and decision, or a trial with its figures and failure."""
+    """Show a study with its trials and decision, or a trial with its figures and failure.
+
+    Of both, what the quality suites found is shown too.
+    """
     with options.open_history(store) as history:
         found = history.resolve(reference)
         if found.trial is not None:
-            _show_trial(found.trial, json=json)
+            _show_trial(history, found.trial, json=json)
         else:
             _show_study(history, found.study, json=json)
 
@@ -41,12 +44,14 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
     from rich.table import Table
 
     from kvtune.autotune.cli.console import print_json, stdout
+    from kvtune.autotune.cli.quality_table import print_trials
     from kvtune.autotune.cli.results import print_decision, print_rejected
     from kvtune.policies.stack import describe
     from kvtune.profilers.goal import goal_text
 
     trials = history.trials(study)
     decision = history.decision(study)
+    reports = history.quality_reports(study)
     if json:
         print_json(
             dumps(
@@ -54,6 +59,10 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
                     "study": study.model_dump(mode="json"),
                     "trials": [trial.model_dump(mode="json") for trial in trials],
                     "decision": None if decision is None else decision.model_dump(mode="json"),
+                    "quality": [
+                        report.model_dump(mode="json", exclude={"report": {"points", "samples"}})
+                        for report in reports
+                    ],
                 }
             )
         )
@@ -91,17 +100,23 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
         settings = "" if chosen is None else describe(chosen.trial.stack)
         print_decision(decision, settings, study=study.name, objective=study.goal.objective)
         print_rejected(decision)
+    print_trials(reports)
 
 
-def _show_trial(trial: TrialRow, *, json: bool) -> None:
+def _show_trial(history: Store, trial: TrialRow, *, json: bool) -> None:
+    from json import dumps
+
     from rich.markup import escape
 
     from kvtune.autotune.cli.console import print_json, stdout
+    from kvtune.autotune.cli.quality_table import print_trials
     from kvtune.autotune.words import amount
     from kvtune.policies.stack import describe
 
+    reports = history.quality_reports(trial.study, trial.number)
     if json:
-        print_json(trial.model_dump_json())
+        shown = [report.model_dump(mode="json") for report in reports]
+        print_json(dumps({**trial.model_dump(mode="json"), "quality": shown}))
         return
     stdout.print(
         f"[bold]{escape(trial.study)}/{trial.number}[/bold]: {escape(describe(trial.trial.stack))}",
@@ -131,6 +146,7 @@ def _show_trial(trial: TrialRow, *, json: bool) -> None:
         stdout.print(f"  {key}: {', '.join(amount(value) for value in values)}")
     if measurement.outputs is not None:
         _print_outputs(measurement.outputs)
+    print_trials(reports)
     if measurement.effective is not None:
         for key, value in measurement.effective.model_dump(exclude={"schema_version"}).items():
             if value is not None:

@@ -1,53 +1,32 @@
 """Ask a baseline twice and a candidate once, and compare: the work of `kvtune quality`.
 
 The baseline's second time, with another seed and another number of requests at once, is the noise
-floor of every figure. Answers are kept suite by suite as they come, so neither an interrupt nor the
-next candidate costs the baseline again.
+floor of every figure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
-
-import kvtune
-from kvtune.autotune.quality.subjects import Opened, Subject
+from kvtune.autotune.quality.answers import (
+    AGAIN_CONCURRENCY,
+    CONCURRENCY,
+    AnswerBook,
+    Pass,
+    Questions,
+    fitting,
+    report_on,
+    unasked,
+)
+from kvtune.autotune.quality.subjects import Subject
 from kvtune.autotune.reporting import Reporter
-from kvtune.profilers.load import runtime
-from kvtune.profilers.quality.compare import Asked, ask_suites, compare
-from kvtune.profilers.quality.limits import Limit
-from kvtune.profilers.quality.suite import Item, Size, Suite, SuitePlan
-from kvtune.types import QualityReport, fingerprint_of
+from kvtune.profilers.quality.compare import Asked
+from kvtune.types import QualityReport
 
 if TYPE_CHECKING:
     from kvtune.store.database import Store
-
-CONCURRENCY = 16
-AGAIN_CONCURRENCY = 6
-"""Other batches than the first time, so that what batches change counts as noise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Questions:
-    """What is asked of everybody: the suites, the plan of their items, and the limits."""
-
-    suites: tuple[Suite, ...]
-    plan: SuitePlan
-    limits: tuple[Limit, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One time that a subject is asked everything; `restarted`: on its own, after a restart."""
-
-    title: str
-    seed: int
-    concurrency: int
-    restarted: bool = False
 
 
 @dataclass(slots=True)
@@ -74,12 +53,10 @@ class QualityRun:
             BadInput: a suite cannot make items of the plan.
             NotFound: there is no such file of the user's own questions.
         """
-        self.questions = replace(
-            self.questions, plan=_fitting(self.questions.plan, baseline, candidate)
-        )
-        # Makes all items, so what cannot be used is said before anything starts.
-        unasked = _unasked(self.questions)
-        seed = self.questions.plan.seed
+        plan = fitting(self.questions.plan, baseline, candidate)
+        self.questions = replace(self.questions, plan=plan)
+        unasked(self.questions)  # Makes all items: what cannot be used is said before any start.
+        seed = plan.seed
         first = Pass("the baseline", seed, self.concurrency)
         again = Pass("the baseline again", seed + 1, self.again_concurrency, self.restarts)
         if self.restarts:
@@ -89,175 +66,11 @@ class QualityRun:
         # The answers of a baseline that is its own candidate must not be compared with themselves.
         own = candidate.key is not None and candidate.key == baseline.key
         (ours,) = self.ask(candidate, [Pass("the candidate", seed, self.concurrency, own)])
-        found = compare(
-            ours,
-            theirs,
-            repeat,
-            self.questions.limits,
-            suites={suite.name: suite for suite in self.questions.suites},
-        )
-        report = found.model_copy(
-            update={
-                "model": model,
-                "warnings": (*found.warnings, *unasked),
-                "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            }
-        )
+        report = report_on(self.questions, model, ours, theirs, repeat)
         self.history.save_quality_report(report)
         return report
 
     def ask(self, subject: Subject, passes: Sequence[Pass]) -> list[Asked]:
         """What a subject answers each time; it is started only if something is not kept yet."""
-        known = [self._kept(subject, one) for one in passes]
-        if all(len(found) == len(self.questions.suites) for found in known):
-            self.reporter.note(f"{subject.by}: all answers are known from before")
-            return [self._whole(one, found) for one, found in zip(passes, known, strict=True)]
-        self.reporter.phase(f"Starting {subject.by}")
-        counter = _Counter(self.reporter)
-        with subject.open(self.reporter, counter.within_batch) as opened:
-            for one, found in zip(passes, known, strict=True):
-                self._ask_missing(subject, opened, one, found, counter)
-        return [self._whole(one, found) for one, found in zip(passes, known, strict=True)]
-
-    def _ask_missing(
-        self,
-        subject: Subject,
-        opened: Opened,
-        one: Pass,
-        known: dict[str, Asked],
-        counter: _Counter,
-    ) -> None:
-        missing = [suite for suite in self.questions.suites if suite.name not in known]
-        # The ends of many small suites would leave the server idle; those of large ones do not.
-        together = self.questions.plan.size is Size.SCREEN
-        for part in [missing] if together else [[suite] for suite in missing]:
-            names = ", ".join(suite.name for suite in part)
-            self.reporter.note(f"asking {one.title}: {names}")
-            counter.begin()
-            asked = runtime.run(
-                ask_suites(
-                    part,
-                    self.questions.plan,
-                    opened.asker,
-                    seed=one.seed,
-                    concurrency=one.concurrency,
-                    by=subject.by,
-                    on_progress=counter.after_batch,
-                )
-            )
-            opened.check()
-            told = {"versions": dict(opened.versions), "warnings": opened.warnings}
-            for own in _by_suite(asked.model_copy(update=told)):
-                known[own.suites[0].name] = own
-                self._keep(subject, one, own)
-
-    def _whole(self, one: Pass, parts: Mapping[str, Asked]) -> Asked:
-        ordered = [parts[suite.name] for suite in self.questions.suites]
-        return Asked(
-            suites=tuple(part.suites[0] for part in ordered),
-            plan=self.questions.plan,
-            seed=one.seed,
-            concurrency=one.concurrency,
-            wall_s=sum(part.wall_s for part in ordered),
-            by=ordered[0].by if ordered else "",
-            versions={name: told for part in ordered for name, told in part.versions.items()},
-            warnings=tuple(dict.fromkeys(each for part in ordered for each in part.warnings)),
-        )
-
-    def _key(self, subject: Subject, one: Pass, suite: str) -> str | None:
-        if subject.key is None:
-            return None
-        plan = self.questions.plan
-        asked = {**asdict(plan), "workload": fingerprint_of(list(plan.workload))}
-        return fingerprint_of(
-            [
-                dict(subject.key),
-                kvtune.__version__,
-                asked,
-                suite,
-                one.seed,
-                one.concurrency,
-                one.restarted,
-            ]
-        )
-
-    def _kept(self, subject: Subject, one: Pass) -> dict[str, Asked]:
-        """Answers from before that are to the very items that would be asked now."""
-        found: dict[str, Asked] = {}
-        for suite in self.questions.suites if self.reuse else ():
-            key = self._key(subject, one, suite.name)
-            text = None if key is None else self.history.quality_answers(key)
-            if text is None:
-                continue
-            try:
-                asked = Asked.model_validate_json(text)
-            except ValidationError:
-                continue  # of an older kvtune
-            items = suite.items(self.questions.plan)
-            if _as_json(asked.suites[0].items) == _as_json(items):
-                found[suite.name] = asked
-        return found
-
-    def _keep(self, subject: Subject, one: Pass, asked: Asked) -> None:
-        key = self._key(subject, one, asked.suites[0].name)
-        if key is not None and not asked.errors:
-            self.history.save_quality_answers(key, asked.model_dump_json())
-
-
-def _fitting(plan: SuitePlan, *subjects: Subject) -> SuitePlan:
-    """The plan with the smallest context, so that everybody can be asked the same."""
-    contexts = (plan.max_tokens, *(subject.max_tokens for subject in subjects))
-    known = [tokens for tokens in contexts if tokens is not None]
-    return replace(plan, max_tokens=min(known)) if known else plan
-
-
-def _unasked(questions: Questions) -> list[str]:
-    """Which categories a plan asks nothing of, because the context is too small for them."""
-    plan = questions.plan
-    left_out = []
-    for suite in questions.suites:
-        asked, known = (
-            dict.fromkeys(item.category for item in suite.items(each))
-            for each in (plan, replace(plan, max_tokens=None))
-        )
-        left_out += [f"{suite.name}/{category}" for category in known if category not in asked]
-    if not left_out:
-        return []
-    return [f"not asked, too long for {plan.max_tokens} tokens: {', '.join(left_out)}"]
-
-
-def _by_suite(asked: Asked) -> list[Asked]:
-    """The answers of each suite alone, with its items' share of the time."""
-    items = sum(len(suite.items) for suite in asked.suites) or 1
-    return [
-        asked.model_copy(
-            update={"suites": (suite,), "wall_s": asked.wall_s * len(suite.items) / items}
-        )
-        for suite in asked.suites
-    ]
-
-
-def _as_json(items: Sequence[Item]) -> object:
-    """Items as they read after being stored, where lists stand for tuples."""
-    return TypeAdapter(tuple[Item, ...]).dump_python(tuple(items), mode="json")
-
-
-class _Counter:
-    """Adds the items of earlier batches to what an asker says of the one under way."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
-        self._before = 0
-
-    def begin(self) -> None:
-        """Count from nothing."""
-        self._before = 0
-
-    def within_batch(self, done: int, total: int) -> None:
-        """An asker has answered one more item."""
-        self._reporter.asked(self._before + done, self._before + total)
-
-    def after_batch(self, done: int, total: int) -> None:
-        """A batch is complete."""
-        self._before = done
-        self._reporter.asked(done, total)
+        book = AnswerBook(self.history, self.reporter, reuse=self.reuse)
+        return book.ask(self.questions, subject, passes)

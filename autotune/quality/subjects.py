@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from kvtune.autotune.ledger import checkpoint_signature
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.trial import versions_of
-from kvtune.engines.base import Engine, ServerSpec
+from kvtune.engines.base import Engine, RunningServer, ServerSpec
 from kvtune.engines.vllm.environment import measured_environment
 from kvtune.errors import EngineError, MissingExtra
 from kvtune.kernels.device import detect_device
@@ -115,6 +115,7 @@ class ServedSubject(Subject):
     @contextmanager
     def open(self, reporter: Reporter, on_progress: OnProgress) -> Iterator[Opened]:
         """Start the server, and stop it at the end."""
+        reporter.phase(f"Starting {self.by}")
         server = self._engine.launch(
             self._spec,
             log_path=self._log_path,
@@ -123,14 +124,46 @@ class ServedSubject(Subject):
         )
         with server:
             reporter.ready(server.start_s)
-            asker = ServerAsker(
-                server.endpoint,
-                request_timeout_s=self._request_timeout_s,
-                should_stop=server.failure,
-                on_progress=on_progress,
-            )
-            versions = versions_of(server.effective.engine_version)
-            yield Opened(asker, versions, server.warnings, server.failure)
+            yield self.opened(server, server.failure, on_progress)
+
+    def opened(
+        self,
+        server: RunningServer,
+        failure: Callable[[], Failure | None],
+        on_progress: OnProgress,
+    ) -> Opened:
+        """A server that was started with these arguments, to be asked until there is a failure."""
+        asker = ServerAsker(
+            server.endpoint,
+            request_timeout_s=self._request_timeout_s,
+            should_stop=failure,
+            on_progress=on_progress,
+        )
+        versions = versions_of(server.effective.engine_version)
+        return Opened(asker, versions, server.warnings, failure)
+
+
+class StartedSubject(Subject):
+    """A served subject at a server that somebody else started and will stop; it is only asked.
+
+    `failure` says why asking has to end.
+    """
+
+    def __init__(
+        self,
+        served: ServedSubject,
+        server: RunningServer,
+        failure: Callable[[], Failure | None],
+    ) -> None:
+        self._served = served
+        self._server = server
+        self._failure = failure
+        self.by, self.key, self.max_tokens = served.by, served.key, served.max_tokens
+
+    @contextmanager
+    def open(self, reporter: Reporter, on_progress: OnProgress) -> Iterator[Opened]:
+        """Nothing has to be started."""
+        yield self._served.opened(self._server, self._failure, on_progress)
 
 
 class RunningSubject(Subject):
@@ -153,6 +186,7 @@ class RunningSubject(Subject):
     @contextmanager
     def open(self, reporter: Reporter, on_progress: OnProgress) -> Iterator[Opened]:
         """Nothing has to be started."""
+        reporter.phase(f"Asking {self.by}")
         asker = ServerAsker(
             self._endpoint, request_timeout_s=self._request_timeout_s, on_progress=on_progress
         )
@@ -206,6 +240,7 @@ class ReferenceSubject(Subject):
         """Load the model, and calibrate what has to be."""
         from kvtune.autotune.quality.reference_asker import ReferenceAsker
 
+        reporter.phase(f"Loading {self.by}")
         engine = self._model.engine
         _calibrate(engine, self._stack, reporter)
         asker = ReferenceAsker(engine, self._stack, on_progress=on_progress)

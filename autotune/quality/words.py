@@ -10,6 +10,9 @@ from kvtune.types import Interval, QualityFigure, QualityReport
 NAMED = 5
 """So many figures are named in a sentence."""
 
+NAMED_SHORT = 2
+"""So many where the sentence is one of many."""
+
 
 def name(figure: QualityFigure) -> str:
     """Suite, category and metric in short."""
@@ -71,6 +74,30 @@ def verdict(report: QualityReport) -> str:
     return f"{found} {_more_items(open_ones)}".rstrip()
 
 
+def summary(report: QualityReport) -> str:
+    """The outcome in one line: what was lost, or what came nearest to its limit."""
+    deciding = [figure for figure in report.figures if figure.decides]
+    worst_first = sorted(deciding, key=_share_of_limit, reverse=True)
+    said = f"quality, {report.size} size"
+    if report.outcome == "pass":
+        nearest = f"; the worst, {_loss(worst_first[0])}" if worst_first else ""
+        return f"{said}: no category is worse than its limit{nearest}"
+    told = [figure for figure in worst_first if figure.outcome == report.outcome]
+    if report.outcome == "fail":
+        return f"{said}: worse than allowed: {_few([_loss(each, limit=True) for each in told])}"
+    if not told:
+        missing = [*(f"{suite}: {why}" for suite, why in report.skipped.items()), *report.warnings]
+        return f"{said}: not all could be judged: {_few(missing)}"
+    needed = [figure.items_needed for figure in told if figure.items_needed is not None]
+    more = (
+        f"{max(needed)} items of a category needed, at most {max(each.items for each in told)} "
+        "were asked"
+        if needed
+        else "more items would hardly prove it"
+    )
+    return f"{said}: not enough evidence for {_few([name(each) for each in told])}: {more}"
+
+
 def telling(figures: Sequence[QualityFigure]) -> list[QualityFigure]:
     """The figures that a reader wants to see: what failed or decides, and what a suite is for.
 
@@ -103,6 +130,34 @@ def _names(figures: Sequence[QualityFigure]) -> str:
     names = [name(figure) for figure in figures]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
+
+
+def _few(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - NAMED_SHORT} more" if len(texts) > NAMED_SHORT else ""
+    return ", ".join(texts[:NAMED_SHORT]) + more
+
+
+def _loss(figure: QualityFigure, *, limit: bool = False) -> str:
+    """A figure with its change and interval, and its limit if that is asked for."""
+    unit = "pt" if figure.unit == "share" else f" {figure.unit}".rstrip()
+    said = f"{name(figure)}, {_signed(figure.change.estimate, figure.unit)}{unit}"
+    if figure.change.low is not None and figure.change.high is not None:
+        low, high = (_signed(end, figure.unit) for end in (figure.change.low, figure.change.high))
+        said += f" ({low} to {high})"
+    if not limit:
+        return said
+    if figure.kind == "level":
+        return f"{said}, limit {level(figure.limit, figure.unit)}"
+    return f"{said}, limit {_plain(figure.limit, figure.unit)}{unit}"
+
+
+def _share_of_limit(figure: QualityFigure) -> float:
+    """How much of what is allowed was lost; above 1 is beyond the limit, below 0 a gain."""
+    change = figure.change.estimate
+    if figure.kind == "level":
+        allowed = figure.limit - figure.baseline
+        return change / allowed if allowed else 0.0
+    return (change if figure.better == "lower" else -change) / figure.limit
 
 
 def _is_beyond(figure: QualityFigure) -> bool:

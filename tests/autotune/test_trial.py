@@ -273,11 +273,18 @@ def test_kv_bytes_of_a_token_are_predicted_in_the_format_that_the_server_reports
 
 def test_a_server_can_be_looked_at_once_it_was_measured(measured):
     seen = []
-    measured(afterwards=lambda server: seen.append((server.failure(), server.effective)))
-    ((failure, effective),) = seen
+
+    def look(trial, server, measurement):
+        seen.append((trial.number, server.failure(), server.effective))
+        return measurement.model_copy(update={"asked_s": 7.0})
+
+    measurement, _ = measured(afterwards=look)
+    ((number, failure, effective),) = seen
+    assert number == 0
     assert failure is None
     assert effective.max_model_len_tokens == 2048
-    measured(afterwards=seen.append, simulate_crash_after_requests=3)
+    assert measurement.asked_s == 7.0, "who looked has the last word"
+    measured(afterwards=look, simulate_crash_after_requests=3)
     assert len(seen) == 1, "there is nothing to look at after a crash"
 
 

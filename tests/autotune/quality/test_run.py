@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from kvtune.autotune.quality.run import QualityRun, Questions
+from kvtune.autotune.quality.answers import Questions
+from kvtune.autotune.quality.run import QualityRun
 from kvtune.autotune.quality.subjects import Opened, Subject
 from kvtune.autotune.reporting import Quiet
 from kvtune.errors import EngineError, KvtuneError

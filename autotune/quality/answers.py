@@ -1,0 +1,258 @@
+"""Ask subjects what is not known yet of their answers, and keep the answers in the history.
+
+They are kept suite by suite as they come, under all that they depend on. So an interrupt costs the
+suite under way, and a baseline that was asked once is known to every comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter, ValidationError
+
+import kvtune
+from kvtune.autotune.quality.subjects import Opened, Subject
+from kvtune.autotune.reporting import Reporter
+from kvtune.profilers.load import runtime
+from kvtune.profilers.quality.compare import Asked, ask_suites, compare
+from kvtune.profilers.quality.limits import Limit
+from kvtune.profilers.quality.suite import Item, Size, Suite, SuitePlan
+from kvtune.types import QualityReport, Request, fingerprint_of
+
+if TYPE_CHECKING:
+    from kvtune.store.database import Store
+
+CONCURRENCY = 16
+AGAIN_CONCURRENCY = 6
+"""Other batches than the first time, so that what batches change counts as noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What is asked of everybody: the suites, the plan of their items, and the limits."""
+
+    suites: tuple[Suite, ...]
+    plan: SuitePlan
+    limits: tuple[Limit, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many items are asked."""
+        return sum(len(suite.items(self.plan)) for suite in self.suites)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One time that a subject is asked everything; `restarted`: on its own, after a restart."""
+
+    title: str
+    seed: int
+    concurrency: int
+    restarted: bool = False
+
+
+@dataclass(slots=True)
+class AnswerBook:
+    """The answers of subjects: those that are kept, and those that are asked for now.
+
+    `reuse=False` asks again what is kept already.
+    """
+
+    history: Store
+    reporter: Reporter
+    reuse: bool = True
+
+    def ask(self, questions: Questions, subject: Subject, passes: Sequence[Pass]) -> list[Asked]:
+        """What a subject answers each time; it is opened only if something is not kept yet.
+
+        Raises:
+            EngineError: it cannot be started, or dies.
+        """
+        known = [self._kept(questions, subject, one) for one in passes]
+        if all(len(found) == len(questions.suites) for found in known):
+            self.reporter.note(f"{subject.by}: all answers are known from before")
+        else:
+            counter = _Counter(self.reporter)
+            with subject.open(self.reporter, counter.within_batch) as opened:
+                for one, found in zip(passes, known, strict=True):
+                    self._ask_missing(questions, subject, opened, one, found, counter)
+        return [_whole(questions, one, found) for one, found in zip(passes, known, strict=True)]
+
+    def _ask_missing(
+        self,
+        questions: Questions,
+        subject: Subject,
+        opened: Opened,
+        one: Pass,
+        known: dict[str, Asked],
+        counter: _Counter,
+    ) -> None:
+        missing = [suite for suite in questions.suites if suite.name not in known]
+        # The ends of many small suites would leave the server idle; those of large ones do not.
+        together = questions.plan.size is Size.SCREEN
+        for part in [missing] if together else [[suite] for suite in missing]:
+            names = ", ".join(suite.name for suite in part)
+            self.reporter.note(f"asking {one.title}: {names}")
+            counter.begin()
+            asked = runtime.run(
+                ask_suites(
+                    part,
+                    questions.plan,
+                    opened.asker,
+                    seed=one.seed,
+                    concurrency=one.concurrency,
+                    by=subject.by,
+                    on_progress=counter.after_batch,
+                )
+            )
+            opened.check()
+            told = {"versions": dict(opened.versions), "warnings": opened.warnings}
+            for own in _by_suite(asked.model_copy(update=told)):
+                known[own.suites[0].name] = own
+                self._keep(questions, subject, one, own)
+
+    def _kept(self, questions: Questions, subject: Subject, one: Pass) -> dict[str, Asked]:
+        """Answers from before that are to the very items that would be asked now."""
+        found: dict[str, Asked] = {}
+        for suite in questions.suites if self.reuse else ():
+            key = _key(questions, subject, one, suite.name)
+            text = None if key is None else self.history.quality_answers(key)
+            if text is None:
+                continue
+            try:
+                asked = Asked.model_validate_json(text)
+            except ValidationError:
+                continue  # of an older kvtune
+            items = suite.items(questions.plan)
+            if _as_json(asked.suites[0].items) == _as_json(items):
+                found[suite.name] = asked
+        return found
+
+    def _keep(self, questions: Questions, subject: Subject, one: Pass, asked: Asked) -> None:
+        key = _key(questions, subject, one, asked.suites[0].name)
+        if key is not None and not asked.errors:
+            self.history.save_quality_answers(key, asked.model_dump_json())
+
+
+def report_on(
+    questions: Questions, model: str, ours: Asked, theirs: Asked, again: Asked
+) -> QualityReport:
+    """What a candidate's answers are worth beside the baseline's two times."""
+    known = {suite.name: suite for suite in questions.suites}
+    found = compare(ours, theirs, again, questions.limits, suites=known)
+    return found.model_copy(
+        update={
+            "model": model,
+            "warnings": (*found.warnings, *unasked(questions)),
+            "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    )
+
+
+def fitting(plan: SuitePlan, *subjects: Subject) -> SuitePlan:
+    """The plan with the smallest context, so that everybody can be asked the same."""
+    contexts = (plan.max_tokens, *(subject.max_tokens for subject in subjects))
+    known = [tokens for tokens in contexts if tokens is not None]
+    return replace(plan, max_tokens=min(known)) if known else plan
+
+
+def unasked(questions: Questions) -> list[str]:
+    """Which categories a plan asks nothing of, because the context is too small for them.
+
+    Raises:
+        BadInput: a suite cannot make items of the plan.
+    """
+    plan = questions.plan
+    left_out = []
+    for suite in questions.suites:
+        asked, known = (
+            dict.fromkeys(item.category for item in suite.items(each))
+            for each in (plan, replace(plan, max_tokens=None))
+        )
+        left_out += [f"{suite.name}/{category}" for category in known if category not in asked]
+    if not left_out:
+        return []
+    return [f"not asked, too long for {plan.max_tokens} tokens: {', '.join(left_out)}"]
+
+
+def prompt_texts(requests: Sequence[Request]) -> tuple[str, ...]:
+    """The different texts of requests' prompts; those that are lengths or token ids have none."""
+    texts = (
+        request.prompt
+        if request.messages is None
+        else "\n".join(str(message.get("content") or "") for message in request.messages)
+        for request in requests
+    )
+    return tuple(dict.fromkeys(text for text in texts if text))
+
+
+def _key(questions: Questions, subject: Subject, one: Pass, suite: str) -> str | None:
+    if subject.key is None:
+        return None
+    plan = questions.plan
+    asked = {**asdict(plan), "workload": fingerprint_of(list(plan.workload))}
+    return fingerprint_of(
+        [
+            dict(subject.key),
+            kvtune.__version__,
+            asked,
+            suite,
+            one.seed,
+            one.concurrency,
+            one.restarted,
+        ]
+    )
+
+
+def _whole(questions: Questions, one: Pass, parts: Mapping[str, Asked]) -> Asked:
+    ordered = [parts[suite.name] for suite in questions.suites]
+    return Asked(
+        suites=tuple(part.suites[0] for part in ordered),
+        plan=questions.plan,
+        seed=one.seed,
+        concurrency=one.concurrency,
+        wall_s=sum(part.wall_s for part in ordered),
+        by=ordered[0].by if ordered else "",
+        versions={name: told for part in ordered for name, told in part.versions.items()},
+        warnings=tuple(dict.fromkeys(each for part in ordered for each in part.warnings)),
+    )
+
+
+def _by_suite(asked: Asked) -> list[Asked]:
+    """The answers of each suite alone, with its items' share of the time."""
+    items = sum(len(suite.items) for suite in asked.suites) or 1
+    return [
+        asked.model_copy(
+            update={"suites": (suite,), "wall_s": asked.wall_s * len(suite.items) / items}
+        )
+        for suite in asked.suites
+    ]
+
+
+def _as_json(items: Sequence[Item]) -> object:
+    """Items as they read after being stored, where lists stand for tuples."""
+    return TypeAdapter(tuple[Item, ...]).dump_python(tuple(items), mode="json")
+
+
+class _Counter:
+    """Adds the items of earlier batches to what an asker says of the one under way."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._before = 0
+
+    def begin(self) -> None:
+        """Count from nothing."""
+        self._before = 0
+
+    def within_batch(self, done: int, total: int) -> None:
+        """An asker has answered one more item."""
+        self._reporter.asked(self._before + done, self._before + total)
+
+    def after_batch(self, done: int, total: int) -> None:
+        """A batch is complete."""
+        self._before = done
+        self._reporter.asked(done, total)

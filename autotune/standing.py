@@ -1,0 +1,69 @@
+"""Which measured trials may still win, which go into the confirmation, and why others may not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvtune.autotune.decide import meets_goal, objective_values
+from kvtune.autotune.gates import Gates
+from kvtune.autotune.ledger import Entry
+from kvtune.types import Goal, Harm, Measurement
+
+
+def rejected(
+    points: Sequence[Entry], gates: Gates, confirmed: Mapping[int, Measurement] | None = None
+) -> dict[int, str]:
+    """Why trials cannot be recommended, by number.
+
+    `confirmed` (perhaps empty) is given once the search has ended: then also those are out that
+    were not confirmed where others were, or whose answers nobody has vouched for.
+    """
+    found: dict[int, str] = {}
+    for entry in points:
+        number = entry.trial.number
+        last = (confirmed or {}).get(number, entry.measurement)
+        if last.failure is not None:
+            found[number] = f"{last.failure.failure}: {last.failure.message}"
+        elif reason := gates.objection(entry):
+            found[number] = reason
+        elif confirmed and number not in confirmed:
+            found[number] = "not among the best when it was tried"
+        elif confirmed is not None and (reason := gates.unproved(entry)):
+            found[number] = reason
+    return found
+
+
+def ranked(goal: Goal, points: Sequence[Entry], gates: Gates) -> list[Entry]:
+    """Measured trials beside the baseline: that meet the goal first, then by objective."""
+    out = rejected(points, gates)
+    measured = [
+        entry
+        for entry in points
+        if entry.trial.number
+        and entry.trial.number not in out
+        and objective_values(goal, entry.measurement)
+    ]
+
+    def rank(entry: Entry) -> tuple[bool, float]:
+        values = objective_values(goal, entry.measurement)
+        return meets_goal(goal, entry.measurement), sum(values) / len(values)
+
+    return sorted(measured, key=rank, reverse=True)
+
+
+def finalists(goal: Goal, points: Sequence[Entry], gates: Gates, most: int) -> list[Entry]:
+    """The best trials, at most so many.
+
+    Where all of them may change answers, the last place goes to the best lossless one that meets
+    the goal, so that there is somebody to win if their answers turn out worse than allowed.
+    """
+    everyone = ranked(goal, points, gates)
+    chosen = everyone[:most]
+    lossless = [
+        entry
+        for entry in everyone
+        if entry.trial.stack.harm is Harm.LOSSLESS and meets_goal(goal, entry.measurement)
+    ]
+    if most > 1 and lossless and all(e.trial.stack.harm is not Harm.LOSSLESS for e in chosen):
+        chosen = [*chosen[: most - 1], lossless[0]]
+    return chosen
