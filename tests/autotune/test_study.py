@@ -57,6 +57,7 @@ CHANGES = {
     },
     "split": {"workload": workload(tuned=9, heldout=3)},
     "concurrency": {"plan": LoadPlan(ClosedLoop(5))},
+    "quality": {"quality": {"limits": ["needle.recall >= -1pt"], "size": "standard"}},
     "arrivals": {"plan": LoadPlan(OpenLoop())},
     "goal": {"goal": Goal()},
     "base": {"base_arguments": {"max-model-len": 4096}},

@@ -7,12 +7,13 @@ import psutil
 import pytest
 from contracts.landscape import Recorder, workload
 
-from kvtune.autotune.tune import Budget
+from kvtune.autotune.limits import Budget, QualityRules
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.engines.vllm.server import VllmServer
 from kvtune.errors import StoreError
 from kvtune.profilers.load.client import ClosedLoop, OpenLoop
 from kvtune.profilers.measure import LoadPlan
+from kvtune.profilers.quality.suite import Item, QualityMetric, Size, Suite
 from kvtune.types import FailureClass, Goal, Harm, Outcome, Slo, Status
 
 FAST = {"simulate-time-scale": 0.01}
@@ -98,6 +99,71 @@ def test_fp8_that_answers_garbage_never_wins(search, store):
     assert decision.recommended == 0
     for number in harmful:
         assert "the baseline found '7194' in a long prompt" in decision.rejected[number]
+
+
+class Codes(Suite):
+    """Items that the simulated model answers, for it goes on as the text did before."""
+
+    name, says = "codes", "what stands in the prompt is not found"
+    metrics = (QualityMetric("found", "share", "higher", "difference", 0.05),)
+
+    def items(self, plan):
+        count = 20 if plan.size is Size.SCREEN else 150
+        text = "The code of door {0} is {0}11. The code of door {0} is"
+        return tuple(Item(f"{n}", "doors", prompt=text.format(n)) for n in range(10, 10 + count))
+
+    def figures(self, item, ours, theirs):
+        return {"found": tuple(float(item.key in (a.texts or ("",))[0]) for a in (ours, theirs))}
+
+
+@pytest.fixture
+def asks_codes(monkeypatch):
+    monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Codes(),))
+
+
+ASKED = {
+    "base": {**BASE, "block-size": 128, "max-model-len": 2560},
+    "explore_lossy": True,
+    "budget": Budget(trials=2, finalists=1, confirm_rounds=2),
+    "quality": QualityRules(),
+}
+"""A search that can try nothing but 8-bit KV."""
+
+
+def test_servers_are_asked_after_their_load_and_judged(search, store, asks_codes):
+    def garble(arguments):
+        return {"simulate-broken-output": True} if "kv-cache-dtype" in arguments else {}
+
+    engine, tuning = search(garble, **ASKED)
+    decision = tuning.run()
+    assert decision.recommended == 0
+    (row,) = store.quality_reports(tuning.study)
+    assert (row.trial, row.report.outcome) == (1, "fail")
+    (figure,) = [one for one in row.report.figures if one.category == "doors"]
+    assert (figure.baseline, figure.candidate, figure.items) == (1.0, 0.0, 20)
+    assert figure.floor.estimate == 0.0
+    assert len(engine.pids) == 2 + 2, (
+        "two trials and two rounds of the defaults: none for questions"
+    )
+    measured = [store.trial(tuning.study, number).measurement for number in (0, 1)]
+    assert all(0 < one.asked_s < one.wall_s for one in measured)
+
+
+def test_a_server_that_crashes_while_it_is_asked_has_its_class_and_log(search, store, asks_codes):
+    def crash(arguments):
+        # Eight requests, two to warm up, three of the canary: the crash comes with the questions.
+        return {"simulate-crash-after-requests": 18} if "kv-cache-dtype" in arguments else {}
+
+    engine, tuning = search(crash, **ASKED)
+    decision = tuning.run()
+    measurement = store.trial(tuning.study, 1).measurement
+    assert measurement.status is Status.FAILED
+    assert measurement.failure.failure is FailureClass.CRASH_UNDER_LOAD
+    assert "simulated crash" in measurement.failure.log_excerpt
+    assert measurement.asked_s > 0
+    assert decision.rejected[1].startswith("crash-under-load: ")
+    assert store.records(tuning.study, 1), "the load itself was measured"
+    assert not [pid for pid in engine.pids if psutil.pid_exists(pid)]
 
 
 def test_an_interrupt_in_the_middle_of_a_replay_is_gone_on_from(search, store):

@@ -68,6 +68,8 @@ class Landscape:
 
     `asked` holds every measurement that was really made. Each takes `trial_s` of `now_s`, which is
     the clock of the search. `interrupt_at` is the measurement, from 0, that Ctrl-C falls into.
+    `serve(arguments)` is the server that can be asked once it was measured; without one there is
+    none.
     """
 
     goodput: callable = lambda arguments: 1.0
@@ -76,6 +78,7 @@ class Landscape:
     metric: str = "goodput_requests_per_s"
     trial_s: float = 1.0
     interrupt_at: int | None = None
+    serve: callable = None
     now_s: float = 0.0
     asked: list = field(default_factory=list)
 
@@ -105,6 +108,9 @@ class Landscape:
             wall_s=self.trial_s,
             canary_answers=self.canary(trial.arguments) if canary else None,
         )
+        bench.interrupts.hold()
+        if afterwards is not None and self.serve is not None:
+            measurement = afterwards(trial, self.serve(trial.arguments), measurement)
         return measurement, (run_of(),) * trial.repeats
 
     @property

@@ -105,6 +105,28 @@ BAD = {
         ["--engine-args", "--kv-cache-memory-bytes 1G"],
         "the KV memory is given twice",
     ),
+    "a quality limit that is none": (["--quality", "banana"], "'banana' is not a quality limit"),
+    "a quality limit on nothing": (
+        ["--quality", "neeedle >= -1pt"],
+        "unknown suite or metric 'neeedle'",
+    ),
+    "a quality limit the wrong way round": (
+        ["--quality", "kl >= 0.02"],
+        "kl is lower when better, got '>='",
+    ),
+    "quality limits that contradict": (
+        ["--quality", "needle >= -1pt", "--quality", "needle >= -2pt"],
+        "two limits for the same",
+    ),
+    "a quality size that is none": (["--quality-size", "huge"], "there is no size 'huge'"),
+    "limits that nothing is held against": (
+        ["--quality", "needle >= -1pt", "--no-quality"],
+        "--no-quality asks nothing that --quality could be held against",
+    ),
+    "another quality in the same study": (
+        ["--study", "STUDY", "--quality", "needle >= -1pt"],
+        "is about another",
+    ),
     "an option that the engine lacks": (
         ["--engine-args", "--blok-size 32"],
         "unrecognized arguments: --blok-size (did you mean --block-size?)",
@@ -123,6 +145,32 @@ def test_bad_input_is_refused_before_anything_starts(case, after_search, kvtune)
     assert said.err.startswith("error: "), "nothing was begun before the refusal"
     assert message in said.err
     assert said.out == ""
+
+
+def test_the_rules_on_quality_are_settings_of_the_study(after_search, kvtune):
+    words = [*after_search.words, "--budget", 1, "--study"]
+    limits = ("--quality", "worst-instruction >= -2pt and kl <= 0.02", "--quality-size", "screen")
+    kvtune(*words, "strict", *limits, code=0)
+    kvtune(*words, "off", "--no-quality", code=0)
+    kept = {
+        name: kvtune("show", name, "--json").json()["study"]["settings"]["quality"]
+        for name in (after_search.study, "strict", "off")
+    }
+    assert kept == {
+        after_search.study: {"limits": [], "size": "standard"},
+        "strict": {
+            "limits": ["fidelity.kl <= 0.02nats", "instructions.followed >= -2pt"],
+            "size": "screen",
+        },
+        "off": None,
+    }
+
+
+def test_a_search_without_quality_says_what_looks_at_answers(after_search, kvtune):
+    words = [word for word in after_search.words if word not in ("--max-harm", "lossless")]
+    said = kvtune(*words, "--no-quality", "--budget", 1, "--study", "near").err
+    assert "answers are checked by the long-prompt canary only (--no-quality)" in said
+    assert "canary only" not in kvtune(*after_search.words, "--no-quality", "--budget", 1).err
 
 
 def test_a_study_that_is_being_searched_is_refused(after_search, kvtune):

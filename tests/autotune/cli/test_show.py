@@ -3,9 +3,14 @@
 import json
 
 import pytest
+from contracts.store_values import a_quality_report, a_study, a_trial, measure, ok
 
-from kvtune.store.rows import StudyRow, TrialRow
-from kvtune.types import Decision
+from kvtune.store.database import open_store
+from kvtune.store.rows import QualityReportRow, StudyRow, TrialRow
+from kvtune.types import (
+    Decision,
+    NegativeSample,
+)
 
 
 def test_a_study_shows_its_trials_its_decision_and_why_the_others_are_out(after_search, kvtune):
@@ -50,10 +55,36 @@ def test_a_confirmation_says_what_it_confirms(after_search, kvtune):
 
 
 def test_a_trial_as_json_is_a_valid_row(after_search, kvtune):
-    row = TrialRow.model_validate_json(kvtune("show", f"{after_search.study}/1", "--json").out)
+    shown = kvtune("show", f"{after_search.study}/1", "--json").json()
+    assert shown.pop("quality") == []
+    row = TrialRow.model_validate_json(json.dumps(shown))
     assert row.number == 1
     assert row.measurement.effective.max_model_len_tokens == 2048
     assert row.measurement.outputs.answers == row.measurement.requests_per_repeat
+
+
+def test_what_the_suites_found_is_shown_with_the_study_and_the_trial(kvtune):
+    sample = NegativeSample(
+        suite="needle", category="single", item="n", asked="?", candidate="x", baseline="y"
+    )
+    report = a_quality_report(size="screen", samples=(sample,))
+    with open_store() as history:
+        study = a_study(history)
+        measure(history, study, a_trial(), ok())
+        id_ = history.save_quality_report(report, study=study, trial=0)
+        history.save_quality_report(report)
+    line = (
+        "- trial 0 fail: quality, screen size: worse than allowed: needle/single recall, -25pt "
+        f"(-50 to -12), limit 5pt (kvtune history quality {id_[:8]})"
+    )
+    for reference in (study.name, f"{study.name}/0"):
+        lines = kvtune("show", reference).out.splitlines()
+        assert [one for one in lines if one.startswith("- trial 0")] == [line]
+    (row,) = kvtune("show", f"{study.name}/0", "--json").json()["quality"]
+    assert QualityReportRow.model_validate_json(json.dumps(row)).report == report
+    (row,) = kvtune("show", study.name, "--json").json()["quality"]
+    short = QualityReportRow.model_validate_json(json.dumps(row)).report
+    assert short == report.model_copy(update={"samples": ()})
 
 
 def test_the_start_of_a_name_is_enough(after_search, kvtune):

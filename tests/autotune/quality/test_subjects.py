@@ -13,6 +13,7 @@ from kvtune.autotune.quality.subjects import (
     ReferenceSubject,
     RunningSubject,
     ServedSubject,
+    StartedSubject,
 )
 from kvtune.autotune.reporting import Quiet
 from kvtune.engines.base import ServerSpec
@@ -47,6 +48,27 @@ def test_a_server_is_started_asked_and_stopped(tmp_path):
     with running.open(Quiet(), nothing) as opened:
         (gone,) = asyncio.run(opened.asker.ask([ITEM], seed=0, concurrency=1))
     assert gone.error is not None
+
+
+def test_a_server_that_somebody_else_started_is_asked_until_asking_has_to_end(tmp_path):
+    subject = served(tmp_path)
+    spec = ServerSpec("org/tiny", arguments={"simulate-time-scale": 0.02})
+    reasons = [None]
+    with SimulatedEngine().launch(spec, log_path=tmp_path / "log") as server:
+        started = StartedSubject(subject, server, lambda: reasons[0])
+        assert (started.by, started.key, started.max_tokens) == (
+            subject.by,
+            subject.key,
+            subject.max_tokens,
+        ), "its answers are those of the subject"
+        with started.open(Quiet(), nothing) as opened:
+            (answer,) = asyncio.run(opened.asker.ask([ITEM], seed=0, concurrency=1))
+            assert answer.texts == (" 4711.",)
+            opened.check()
+            reasons[0] = Failure(failure=FailureClass.UNKNOWN, message="enough")
+            with pytest.raises(EngineError, match="enough"):
+                opened.check()
+        assert server.failure() is None, "nobody has stopped it"
 
 
 def test_a_running_server_is_asked_and_goes_on_running(tmp_path):

@@ -129,3 +129,101 @@ def test_failures_are_named_and_many_are_counted():
     assert told.endswith("c4 recall and 2 more.")
     assert verdict(outcome="unclear").startswith("Not enough evidence")
     assert verdict(figure(outcome="pass"), outcome="pass").startswith("No category lost")
+
+
+# --- one line -------------------------------------------------------------------------------------
+
+FULL_OF_FIGURES = {"limit": 0.05, "items": 24}
+
+
+def summary(*figures, outcome, **fields):
+    return words.summary(QualityReport(outcome=outcome, figures=figures, size="standard", **fields))
+
+
+def test_a_pass_names_what_came_nearest_to_its_limit():
+    told = summary(
+        figure(outcome="pass", change=interval(-0.01, -0.03, 0.01)),
+        figure(
+            category="multi-key", outcome="pass", change=interval(-0.004, -0.021, 0.012), limit=0.01
+        ),
+        figure(category="side", outcome="fail", decides=False, change=interval(-0.9)),
+        outcome="pass",
+    )
+    assert told == (
+        "quality, standard size: no category is worse than its limit; the worst, "
+        "needle/multi-key recall, -0.4pt (-2.1 to +1.2)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("nearer", "farther"),
+    [
+        (
+            {"kind": "level", "better": "lower", "limit": 0.02, "baseline": 0.0, "estimate": 0.015},
+            {"limit": 0.05, "estimate": -0.035},
+        ),
+        (
+            {
+                "kind": "level",
+                "better": "higher",
+                "limit": 0.97,
+                "baseline": 1.0,
+                "estimate": -0.02,
+            },
+            {"limit": 0.05, "estimate": 0.2},
+        ),
+        (
+            {"better": "lower", "limit": 0.02, "estimate": 0.01},
+            {"kind": "level", "better": "lower", "limit": 1.0, "baseline": 0.0, "estimate": 0.4},
+        ),
+    ],
+)
+def test_figures_of_all_kinds_are_held_against_their_own_limits(nearer, farther):
+    def made(category, estimate, **fields):
+        return figure(category=category, outcome="pass", change=interval(estimate), **fields)
+
+    told = summary(made("b", **farther), made("a", **nearer), outcome="pass")
+    assert "the worst, needle/a recall" in told
+
+
+def test_a_failure_says_by_how_much_and_what_was_allowed():
+    told = summary(
+        figure(outcome="fail", change=interval(-0.123, -0.16, -0.08), limit=0.01),
+        figure(
+            suite="fidelity",
+            metric="kl",
+            unit="nats",
+            kind="level",
+            better="lower",
+            category="long",
+            baseline=0.0,
+            outcome="fail",
+            change=Interval(estimate=1.3, low=1.1, high=1.5, unit="nats"),
+            limit=0.02,
+        ),
+        outcome="fail",
+    )
+    assert told == (
+        "quality, standard size: worse than allowed: fidelity/long kl, +1.3 nats (+1.1 to +1.5), "
+        "limit 0.02 nats, needle/single recall, -12pt (-16 to -8), limit 1pt"
+    )
+
+
+def test_what_is_not_proved_says_how_many_items_could():
+    told = summary(
+        figure(items_needed=240, **FULL_OF_FIGURES),
+        figure(category="multi-key", items_needed=90, **FULL_OF_FIGURES),
+        figure(category="third", items_needed=None, **FULL_OF_FIGURES),
+        outcome="unclear",
+    )
+    assert told == (
+        "quality, standard size: not enough evidence for needle/single recall, needle/multi-key "
+        "recall and 1 more: 240 items of a category needed, at most 24 were asked"
+    )
+    hopeless = summary(figure(items_needed=None), outcome="unclear")
+    assert hopeless.endswith("for needle/single recall: more items would hardly prove it")
+
+
+def test_what_could_not_be_asked_is_named():
+    told = summary(figure(outcome="pass"), outcome="unclear", skipped={"fidelity": "all failed"})
+    assert told == "quality, standard size: not all could be judged: fidelity: all failed"

@@ -1,0 +1,379 @@
+"""A search recommends what may change answers only if the quality suites vouch for it."""
+
+import signal
+from dataclasses import replace
+
+import pytest
+from contracts.landscape import WRONG, failed
+from contracts.questions import ONE_POINT, SCREEN_ITEMS, STANDARD_ITEMS, More, Questioned, Words
+
+from kvtune.autotune.handover import serving_config
+from kvtune.autotune.interrupts import SIGNALS
+from kvtune.autotune.limits import Budget, QualityRules
+from kvtune.profilers.quality.suite import Size
+from kvtune.types import Failure, FailureClass, Harm, Outcome, Status
+
+ONLY_BLOCK_SIZE = {
+    "enable-prefix-caching": True,
+    "prefix-caching-hash-algo": "sha256",
+    "max-num-seqs": 4,
+    "max-num-active-seqs": 4,
+    "max-num-batched-tokens": 512,
+    "scheduler-reserve-full-isl": True,
+    "watermark": 0.0,
+}
+ONLY_KV_DTYPE = {**ONLY_BLOCK_SIZE, "block-size": 128}
+"""Leaves the stock defaults and two 8-bit formats."""
+
+BUDGET = Budget(trials=3, finalists=1, confirm_rounds=2)
+STANDARD = QualityRules()
+CRASH = Failure(failure=FailureClass.CRASH_UNDER_LOAD, message="it died")
+
+
+def is_harmful(arguments):
+    return "kv-cache-dtype" in arguments
+
+
+def garbage(arguments, item):
+    return "rursrs" if is_harmful(arguments) else item.prompt
+
+
+@pytest.fixture
+def questioned(monkeypatch, landscape):
+    """Whom the search of a test asks; 8-bit formats are nine times as fast as all else."""
+    made = Questioned()
+    monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Words(),))
+    monkeypatch.setattr("kvtune.autotune.quality.subjects.ServerAsker", made.asker)
+    monkeypatch.setattr("kvtune.autotune.trial.DYING_S", 0.0)
+    landscape.serve = made.serve
+    landscape.goodput = lambda arguments: 9.0 if is_harmful(arguments) else 1.0
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler)
+    yield made
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def search(tuning_on, questioned):
+    def make(*, base=ONLY_KV_DTYPE, budget=BUDGET, quality=STANDARD, **rules):
+        return tuning_on(
+            base=base, budget=budget, quality=quality, engine=questioned.engine, **rules
+        )
+
+    return make
+
+
+def harmful(tuning):
+    found = [e.trial for e in tuning.ledger.entries if e.trial.stack.harm is not Harm.LOSSLESS]
+    return [trial.number for trial in found if trial.parent is None]
+
+
+# --- what is asked, and where -------------------------------------------------------------------
+
+
+def test_everybody_is_asked_at_the_servers_that_are_measured(search, questioned):
+    search(explore_lossy=True).run()
+    assert questioned.launched == []
+    asked = [
+        (is_harmful(one.arguments), len(one.keys), one.seed, one.concurrency)
+        for one in questioned.asked
+    ]
+    screen, standard = SCREEN_ITEMS, STANDARD_ITEMS
+    assert asked == [
+        (False, screen, 0, 16),
+        (False, screen, 1, 6),
+        (True, screen, 0, 16),
+        (True, screen, 0, 16),
+        (False, standard, 0, 16),
+        (False, standard, 1, 6),
+        (True, standard, 0, 16),
+    ], "the defaults twice at each size, two trials, one finalist in one round"
+
+
+def test_the_defaults_are_asked_only_once_something_may_change_answers(search, questioned):
+    tuning = search(base=ONLY_BLOCK_SIZE, budget=Budget(trials=3, confirm_rounds=2))
+    tuning.run()
+    assert harmful(tuning) == []
+    assert questioned.asked == []
+
+
+def test_without_being_told_to_explore_the_defaults_are_asked_on_a_server_of_their_own(
+    search, questioned
+):
+    search().run()
+    assert questioned.launched == [ONLY_KV_DTYPE]
+    on_own = [one for one in questioned.asked if one.own_server]
+    assert [(one.seed, is_harmful(one.arguments)) for one in on_own] == [(0, False), (1, False)]
+
+
+def test_without_quality_only_the_canary_is_asked_and_the_decision_says_so(search, questioned):
+    questioned.say = garbage
+    tuning = search(quality=None)
+    decision = tuning.run()
+    assert questioned.asked == []
+    assert decision.recommended in harmful(tuning)
+    assert "its answers were checked by the long-prompt canary only" in decision.reasons
+
+
+def test_the_time_of_asking_belongs_to_the_trial(search, questioned, store):
+    tuning = search(explore_lossy=True)
+    clock = iter(range(0, 10**6, 5)).__next__
+    tuning.quality.bench = replace(tuning.bench, clock=clock)
+    tuning.run()
+    for number in (0, *harmful(tuning)):
+        measurement = store.trial(tuning.study, number).measurement
+        assert (measurement.asked_s, measurement.wall_s) == (5.0, 6.0)
+
+
+# --- what comes of it -----------------------------------------------------------------------------
+
+
+def test_settings_that_fail_the_screen_are_never_recommended(search, questioned, store, landscape):
+    questioned.say = garbage
+    tuning = search()
+    decision = tuning.run()
+    out = harmful(tuning)
+    assert len(out) == 2
+    assert decision.outcome is Outcome.KEEP_BASELINE
+    assert decision.recommended == 0
+    assert not set(out) & set(landscape.confirmed)
+    for number in out:
+        assert decision.rejected[number].startswith(
+            "quality, screen size: worse than allowed: words/one right, -100pt ("
+        )
+        (row,) = store.quality_reports(tuning.study, number)
+        assert (row.report.outcome, row.report.size) == ("fail", "screen")
+        assert "--kv-cache-dtype" in row.report.candidate
+
+
+def test_a_finalist_that_passes_wins_and_the_reasons_say_how_it_answered(search, store):
+    tuning = search()
+    decision = tuning.run()
+    assert decision.outcome is Outcome.WINNER
+    assert decision.recommended in harmful(tuning)
+    (said,) = [reason for reason in decision.reasons if reason.startswith("quality, ")]
+    assert said.startswith(
+        "quality, standard size: no category is worse than its limit; the worst, "
+        "words/one right, 0pt ("
+    )
+    sizes = [row.report.size for row in store.quality_reports(tuning.study, decision.recommended)]
+    assert sizes == ["standard", "screen"]
+    (warning,) = [w for w in serving_config(store, tuning.study).warnings if "near-lossless" in w]
+    assert said in warning
+
+
+def test_a_finalist_whose_items_prove_nothing_is_out_with_the_number_that_could(search):
+    tuning = search(quality=QualityRules(limits=(ONE_POINT,)))
+    decision = tuning.run()
+    assert decision.outcome is Outcome.KEEP_BASELINE
+    (said,) = {
+        decision.rejected[number]
+        for number in harmful(tuning)
+        if decision.rejected[number] != "not among the best when it was tried"
+    }
+    assert said.startswith("quality, standard size: not enough evidence for words/one right")
+    assert f"items of a category needed, at most {STANDARD_ITEMS} were asked" in said
+    assert said.endswith("; --quality-size full asks more")
+
+
+def test_a_screen_without_limits_only_says_no(search, questioned):
+    tuning = search(quality=QualityRules(size=Size.SCREEN))
+    decision = tuning.run()
+    assert decision.recommended in harmful(tuning)
+    assert any("quality, screen size: not enough evidence" in why for why in decision.reasons)
+    assert questioned.items_by_settings == (2 * SCREEN_ITEMS, 2 * SCREEN_ITEMS)
+
+
+def test_where_only_a_screen_is_asked_limits_have_to_be_proved_all_the_same(search):
+    tuning = search(quality=QualityRules(limits=(ONE_POINT,), size=Size.SCREEN))
+    decision = tuning.run()
+    assert decision.recommended == 0
+    assert all("not enough evidence" in decision.rejected[number] for number in harmful(tuning))
+
+
+def test_lossless_settings_win_when_the_answers_of_faster_ones_are_not_proved(
+    search, landscape, store
+):
+    def goodput(arguments):
+        return 9.0 if is_harmful(arguments) else {32: 3.0}.get(arguments.get("block-size"), 1.0)
+
+    landscape.goodput = goodput
+    tuning = search(
+        base=ONLY_BLOCK_SIZE,
+        budget=Budget(trials=12, finalists=2, confirm_rounds=2),
+        quality=QualityRules(limits=(ONE_POINT,)),
+        explore_lossy=True,
+    )
+    decision = tuning.run()
+    assert decision.outcome is Outcome.WINNER
+    winner = store.trial(tuning.study, decision.recommended).trial
+    assert winner.stack.arguments == {"block-size": 32}
+
+
+def test_what_was_not_confirmed_is_not_recommended_unproved(search, landscape):
+    landscape.interrupt_at = 3
+    tuning = search()
+    decision = tuning.run()
+    assert landscape.confirmed == []
+    assert decision.recommended == 0
+    for number in harmful(tuning):
+        assert (
+            "was not asked the questions of quality at standard size" in (decision.rejected[number])
+        )
+
+
+def test_no_time_is_spent_on_settings_whose_baseline_failed(search, landscape, questioned):
+    landscape.goodput = lambda arguments: (
+        9.0 if is_harmful(arguments) else failed(FailureClass.DOES_NOT_FIT, "too small")
+    )
+    tuning = search(explore_lossy=True)
+    decision = tuning.run()
+    assert questioned.asked == []
+    assert decision.outcome is Outcome.NOTHING_MEASURED
+    assert set(harmful(tuning)) < set(decision.rejected)
+
+
+def test_the_canary_is_asked_before_all_else(search, landscape):
+    landscape.canary = lambda arguments: (
+        WRONG if is_harmful(arguments) else ("7194", "5823", "3461")
+    )
+    tuning = search()
+    decision = tuning.run()
+    assert all("in a long prompt" in decision.rejected[number] for number in harmful(tuning))
+
+
+# --- going on -------------------------------------------------------------------------------------
+
+
+def test_the_same_command_again_asks_nothing(search, questioned):
+    first = search().run()
+    before = len(questioned.asked)
+    assert search().run() == first
+    assert len(questioned.asked) == before
+    assert questioned.launched == [ONLY_KV_DTYPE]
+
+
+def test_what_another_study_measured_is_asked_on_a_server_of_its_own(search, questioned):
+    search(quality=None).run()
+    search(quality=QualityRules(size=Size.SCREEN), name="other").run()
+    assert [is_harmful(arguments) for arguments in questioned.launched] == [False, True, True]
+
+
+def test_what_another_study_asked_is_not_asked_again(search, questioned, store):
+    search().run()
+    before = len(questioned.asked)
+    other = search(name="other")
+    decision = other.run()
+    assert decision.outcome is Outcome.WINNER
+    assert len(questioned.asked) == before
+    assert store.quality_reports("other"), "but it is judged there too"
+
+
+def test_an_interrupt_while_asking_keeps_the_measurement_and_later_only_the_rest_is_asked(
+    search, questioned, store, monkeypatch
+):
+    monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Words(), More()))
+
+    def interrupt(server):
+        if is_harmful(server.arguments):
+            signal.raise_signal(signal.SIGINT)
+
+    questioned.meanwhile = interrupt
+    stopped = search(explore_lossy=True)
+    decision = stopped.run()
+    assert stopped.interrupted
+    assert decision.recommended == 0
+    (number,) = harmful(stopped)
+    assert store.trial(stopped.study, number).measurement.status is Status.OK
+    assert "was not asked the questions of quality" in decision.rejected[number]
+    assert any("the questions were interrupted" in note for note in stopped.reporter.notes)
+
+    questioned.meanwhile = lambda server: None
+    before = len(questioned.asked)
+    onward = search(explore_lossy=True)
+    assert onward.run().outcome is Outcome.WINNER
+    first = questioned.asked[before]
+    assert first.own_server
+    assert first.arguments == store.trial(onward.study, number).trial.arguments
+    again = [
+        one
+        for one in questioned.asked[before:]
+        if not is_harmful(one.arguments) and len(one.keys) == 2 * SCREEN_ITEMS
+    ]
+    assert again == [], "the defaults' answers to the screen were kept"
+
+
+def test_an_interrupt_of_a_finalist_costs_the_suite_under_way(search, questioned, monkeypatch):
+    monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Words(), More()))
+    finals = []
+
+    def interrupt(server):
+        if is_harmful(server.arguments) and len(questioned.asked[-1].keys) == STANDARD_ITEMS:
+            finals.append(server)
+            if len(finals) == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    questioned.meanwhile = interrupt
+    stopped = search(explore_lossy=True)
+    assert stopped.run().recommended == 0
+    assert stopped.interrupted
+    questioned.meanwhile = lambda server: None
+    before = len(questioned.asked)
+    assert search(explore_lossy=True).run().outcome is Outcome.WINNER
+    assert [one.keys[0].partition("-")[0] for one in questioned.asked[before:]] == ["more"]
+
+
+# --- servers that do not live through it ------------------------------------------------------
+
+
+def test_a_server_that_dies_of_the_questions_fails_its_trial(search, questioned, store):
+    def die(server):
+        if is_harmful(server.arguments):
+            server.died = CRASH
+
+    questioned.meanwhile = die
+    tuning = search(explore_lossy=True)
+    decision = tuning.run()
+    assert decision.recommended == 0
+    for number in harmful(tuning):
+        measurement = store.trial(tuning.study, number).measurement
+        assert measurement.status is Status.FAILED
+        assert measurement.failure == CRASH
+        assert measurement.metrics == {}
+        assert measurement.asked_s > 0
+        assert decision.rejected[number] == "crash-under-load: it died"
+
+
+def test_defaults_that_die_of_the_questions_stay_measured_and_vouch_for_nothing(
+    search, questioned, store
+):
+    def die(server):
+        if not is_harmful(server.arguments):
+            server.died = CRASH
+
+    questioned.meanwhile = die
+    tuning = search(explore_lossy=True)
+    decision = tuning.run()
+    assert store.trial(tuning.study, 0).measurement.status is Status.OK
+    assert decision.recommended == 0
+    for number in harmful(tuning):
+        assert decision.rejected[number] == (
+            "the stock defaults could not be asked the questions of quality at screen size: "
+            "crash-under-load: it died"
+        )
+
+
+def test_servers_that_cannot_be_started_for_questions_leave_trials_unproved(
+    search, questioned, monkeypatch
+):
+    def refuse(server):
+        server.died = CRASH
+
+    search(quality=None).run()
+    questioned.meanwhile = refuse
+    tuning = search(name="other")
+    decision = tuning.run()
+    assert decision.recommended == 0
+    assert len(questioned.launched) == 1, "the defaults are not started for every trial again"
