@@ -155,12 +155,12 @@ def search(
     check_model(model)
     model = options.resolved_model(model)
     wanted = parse_goal(goal or [])
-    asked = _quality_rules(quality or [], quality_size, no_quality=no_quality)
     base = options.base_arguments(engine_args, kv_memory)
     refuse_secrets_in_command(engine_command or "")
     requests = options.read_workload(
         workload, format=workload_format, limit=limit, heldout_share=heldout_share, seed=seed
     )
+    asked = _quality_rules(quality or [], quality_size, requests, no_quality=no_quality)
     plan = options.make_plan(
         requests,
         model=model,
@@ -256,25 +256,28 @@ def search(
         raise typer.Exit(_exit_code(tuning, decision))
 
 
-def _quality_rules(limits: list[str], size: str, *, no_quality: bool) -> QualityRules | None:
-    """What answers may lose.
+def _quality_rules(
+    texts: list[str], size_name: str, workload: Workload, *, no_quality: bool
+) -> QualityRules | None:
+    """What answers may lose; `None` if nothing is to be asked.
 
     Raises:
-        BadGoal: a limit that cannot be read, or two that contradict.
-        BadInput: there is no such size, or limits that nothing would be held against.
+        BadGoal: a limit that cannot be read, or that nothing could be held against.
+        BadInput: there is no such size.
     """
     from kvtune.autotune.cli.quality_subjects import read_size
     from kvtune.autotune.limits import QualityRules
+    from kvtune.autotune.quality.trials import read_limits
     from kvtune.errors import BadInput
-    from kvtune.profilers.quality.limits import parse_limits
 
-    rules = QualityRules(parse_limits(limits), read_size(size))
+    size = read_size(size_name)
+    limits = read_limits(texts, size, workload)
     if no_quality and limits:
         raise BadInput(
             "--no-quality asks nothing that --quality could be held against",
             fix="leave one of them out",
         )
-    return None if no_quality else rules
+    return None if no_quality else QualityRules(limits, size)
 
 
 def _described(

@@ -30,8 +30,9 @@ from kvtune.autotune.quality.answers import (
 from kvtune.autotune.quality.subjects import ServedSubject, StartedSubject, Subject
 from kvtune.autotune.trial import Bench, death, failure_of
 from kvtune.engines.base import RunningServer, ServerSpec
-from kvtune.errors import EngineError
+from kvtune.errors import BadGoal, EngineError
 from kvtune.profilers.quality.compare import Asked, plan_for
+from kvtune.profilers.quality.limits import Limit, limit_text, parse_limits
 from kvtune.profilers.quality.suite import Size, Suite, SuitePlan, suites
 from kvtune.store.database import Store
 from kvtune.store.rows import StudyRow
@@ -49,6 +50,9 @@ from kvtune.types import (
 STOCK = 0
 """The number of the trial with the stock defaults."""
 
+MOST_PROMPTS = 256
+"""So many prompts of the workload are given to suites: as many as any of them would take."""
+
 OWN_DATA = "yours"
 """The suite that has nothing to ask without a file of the user's."""
 
@@ -56,6 +60,27 @@ OWN_DATA = "yours"
 def asked_suites() -> tuple[Suite, ...]:
     """All suites but the one that needs data."""
     return tuple(suite for name, suite in suites().items() if name != OWN_DATA)
+
+
+def read_limits(texts: Sequence[str], size: Size, workload: Workload) -> tuple[Limit, ...]:
+    """Read limits that a search can hold answers against.
+
+    Raises:
+        BadGoal: a text is no limit, or it is about something that is not asked at this size.
+    """
+    known = {suite.name: suite for suite in asked_suites()}
+    limits = parse_limits(texts, known)
+    plan = SuitePlan(size=size, workload=prompt_texts(workload.requests)[:MOST_PROMPTS])
+    for limit in limits:
+        asked = known[limit.suite].items(plan) if limit.suite in known else ()
+        categories = sorted({item.category for item in asked})
+        if limit.category is not None and not any(map(limit.is_of, categories)):
+            raise BadGoal(
+                f"{limit_text(limit)!r}: {limit.suite} has no category {limit.category!r} at "
+                f"{size} size",
+                f"choose from {', '.join(categories)}" if categories else "leave the category out",
+            )
+    return limits
 
 
 @dataclass(slots=True)
@@ -96,7 +121,9 @@ class TrialQuality:
         number = trial.number if trial.parent is None else trial.parent
         size = Size.SCREEN if trial.parent is None else self.rules.size
         known = (number, size) in self._answers or (number, size) in self._reports
-        if known or (number != STOCK and trial.stack.harm is Harm.LOSSLESS):
+        cannot_compare = (STOCK, size) in self._unasked
+        is_of_interest = number == STOCK or trial.stack.harm is not Harm.LOSSLESS
+        if known or cannot_compare or not is_of_interest:
             return measurement
 
         def stopped() -> Failure | None:
@@ -160,7 +187,8 @@ class TrialQuality:
         report = report_on(self._asking(size), self.study.model, ours[0], *theirs)
         self.store.save_quality_report(report, study=self.study, trial=trial.number)
         self._reports[at] = report
-        self.bench.reporter.note(f"trial {trial.number}: {words.summary(report)}")
+        if final or report.outcome != "fail":  # The search itself says who is out and why.
+            self.bench.reporter.note(f"trial {trial.number}: {words.summary(report)}")
 
     def expected_s(self, entries: Sequence[Entry]) -> float:
         """About how long it takes to ask these trials as finalists, and the stock defaults.
@@ -262,9 +290,8 @@ class TrialQuality:
 
     def _asking(self, size: Size) -> Questions:
         if size not in self._questions:
-            plan = SuitePlan(
-                size=size, seed=self.seed, workload=prompt_texts(self.workload.requests)
-            )
+            prompts = prompt_texts(self.workload.requests)[:MOST_PROMPTS]
+            plan = SuitePlan(size=size, seed=self.seed, workload=prompts)
             if size is Size.FULL:
                 plan = plan_for(self.rules.limits, plan)
             stock = self._served(STOCK, self.study.base_arguments)

@@ -271,6 +271,13 @@ def test_what_another_study_asked_is_not_asked_again(search, questioned, store):
     assert store.quality_reports("other"), "but it is judged there too"
 
 
+def test_remeasuring_takes_no_answers_from_before(search, questioned):
+    search().run()
+    stock, others = questioned.items_by_settings
+    search(name="other", remeasure=True).run()
+    assert questioned.items_by_settings == (2 * stock, 2 * others)
+
+
 def test_an_interrupt_while_asking_keeps_the_measurement_and_later_only_the_rest_is_asked(
     search, questioned, store, monkeypatch
 ):

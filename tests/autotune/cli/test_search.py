@@ -114,6 +114,14 @@ BAD = {
         ["--quality", "kl >= 0.02"],
         "kl is lower when better, got '>='",
     ),
+    "a quality limit on a category that is not asked": (
+        ["--quality", "needle/multikey >= -1pt"],
+        "needle has no category 'multikey' at standard size",
+    ),
+    "a quality limit on the user's own data": (
+        ["--quality", "yours >= -1pt"],
+        "unknown suite or metric 'yours'",
+    ),
     "quality limits that contradict": (
         ["--quality", "needle >= -1pt", "--quality", "needle >= -2pt"],
         "two limits for the same",

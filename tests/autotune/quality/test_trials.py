@@ -1,0 +1,129 @@
+"""What a search may hold answers against, and what asking will take."""
+
+import pytest
+from contracts.landscape import workload
+from contracts.questions import SCREEN_ITEMS, STANDARD_ITEMS, Questioned, Words
+from contracts.store_values import a_quality_report
+
+from kvtune.autotune.ledger import Entry
+from kvtune.autotune.limits import QualityRules
+from kvtune.autotune.quality.trials import asked_suites, read_limits
+from kvtune.errors import BadGoal
+from kvtune.profilers.quality.suite import Size
+from kvtune.types import Choice, Harm, Measurement, PolicyStack, Status, Trial
+
+
+def entry(number, harm=Harm.NEAR_LOSSLESS):
+    choice = Choice(policy="p", parameters={}, arguments={"kv-cache-dtype": number}, harm=harm)
+    trial = Trial(
+        number=number,
+        stack=PolicyStack(choices=(choice,)),
+        base_arguments={},
+        repeats=1,
+        seed=0,
+    )
+    return Entry(trial, Measurement(status=Status.OK), reused=True)
+
+
+@pytest.fixture
+def quality_of(tuning_on, landscape, store, monkeypatch):
+    """The quality of a study's trials, given reports of (trial, size, outcome)."""
+    monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Words(),))
+    monkeypatch.setattr("kvtune.autotune.quality.subjects.ServerAsker", Questioned().asker)
+
+    def make(*reports, rules=QualityRules(), **options):  # noqa: B008 - it is frozen
+        study = tuning_on(name="s").study
+        for trial, size, outcome in reports:
+            found = a_quality_report(outcome=outcome, size=size, wall_s=10.0)
+            store.save_quality_report(found, study=study, trial=trial)
+        return tuning_on(name="s", quality=rules, **options).quality
+
+    return make
+
+
+# --- limits -------------------------------------------------------------------------------------
+
+
+def test_limits_are_read_as_kvtune_quality_reads_them():
+    texts = ["needle >= -1pt", "kl <= 0.02 and worst-instruction >= -2pt"]
+    limits = read_limits(texts, Size.STANDARD, workload())
+    assert [(one.suite, one.metric.name, one.value) for one in limits] == [
+        ("needle", "recall", 0.01),
+        ("fidelity", "kl", 0.02),
+        ("instructions", "followed", 0.02),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "message"),
+    [
+        ("needle/multikey >= -1pt", Size.STANDARD, "needle has no category 'multikey'"),
+        ("fidelity/1k-2k.kl <= 0.02", Size.SCREEN, "fidelity has no category '1k-2k' at screen"),
+        ("any/some.broken-output <= 1pt", Size.STANDARD, "any has no category 'some'"),
+        ("yours >= -1pt", Size.STANDARD, "unknown suite or metric 'yours'"),
+    ],
+)
+def test_a_limit_on_what_is_not_asked_is_refused(text, size, message):
+    with pytest.raises(BadGoal, match=message):
+        read_limits([text], size, workload())
+
+
+def test_a_category_may_be_named_in_any_case():
+    (limit,) = read_limits(["Needle/Multi-Key >= -1pt"], Size.SCREEN, workload())
+    assert limit.category == "multi-key"
+    assert read_limits(["fidelity/1k-2k.kl <= 0.02"], Size.STANDARD, workload())
+
+
+def test_the_suite_that_needs_data_is_not_asked():
+    names = [suite.name for suite in asked_suites()]
+    assert "yours" not in names
+    assert {"needle", "fidelity", "instructions"} <= set(names)
+
+
+# --- what asking will take ----------------------------------------------------------------------
+
+
+def test_finalists_take_as_long_as_an_item_of_a_screen_did(quality_of):
+    known = quality_of((1, "screen", "unclear"), (2, "screen", "unclear"))
+    an_item_s = 10.0 / SCREEN_ITEMS
+    assert known.expected_s([entry(1), entry(2), entry(3, Harm.LOSSLESS)]) == pytest.approx(
+        (2 + 2) * STANDARD_ITEMS * an_item_s
+    ), "two finalists once each, and the stock defaults twice"
+    assert known.expected_s([entry(3, Harm.LOSSLESS)]) == 0.0
+
+
+def test_nothing_is_expected_of_what_is_known_or_was_never_timed(quality_of):
+    assert quality_of().expected_s([entry(1)]) == 0.0
+    done = quality_of((1, "screen", "unclear"), (1, "standard", "pass"))
+    assert done.expected_s([entry(1)]) == 0.0
+
+
+# --- reports from before ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reports", "size", "objects", "unproved"),
+    [
+        ([], Size.STANDARD, "was not asked", "was not asked"),
+        ([(1, "screen", "fail")], Size.STANDARD, "worse than allowed", "was not asked"),
+        ([(1, "screen", "unclear")], Size.STANDARD, None, "standard size"),
+        ([(1, "screen", "pass")], Size.STANDARD, None, "standard size"),
+        ([(1, "screen", "unclear"), (1, "standard", "pass")], Size.STANDARD, None, None),
+        ([(1, "screen", "fail"), (1, "standard", "pass")], Size.STANDARD, "screen size", None),
+        ([(1, "screen", "pass"), (1, "standard", "fail")], Size.STANDARD, "standard size", None),
+        ([(1, "standard", "unclear")], Size.STANDARD, "full asks more", None),
+        ([(1, "screen", "unclear")], Size.SCREEN, None, None),
+    ],
+)
+def test_reports_of_an_earlier_search_count(reports, size, objects, unproved, quality_of):
+    quality = quality_of(*reports, rules=QualityRules(size=size))
+    trial = entry(1).trial
+    for said, wanted in ((quality.objection(trial), objects), (quality.unproved(trial), unproved)):
+        assert said is None if wanted is None else wanted in said
+
+
+def test_what_cannot_change_answers_needs_no_report(quality_of):
+    quality = quality_of()
+    assert quality.objection(entry(1, Harm.LOSSLESS).trial) is None
+    assert quality.unproved(entry(1, Harm.LOSSLESS).trial) is None
+    assert quality.verdict(1) is None
