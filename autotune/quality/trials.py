@@ -125,45 +125,21 @@ class TrialQuality:
         is_of_interest = number == STOCK or trial.stack.harm is not Harm.LOSSLESS
         if known or cannot_compare or not is_of_interest:
             return measurement
-
-        def stopped() -> Failure | None:
-            if self.bench.interrupts.came:
-                return Failure(failure=FailureClass.UNKNOWN, message="it was interrupted")
-            return server.failure()
-
-        subject = StartedSubject(self._served(number, trial.arguments), server, stopped)
         began_s = self.bench.clock()
-        failure = None
-        try:
-            found = self._ask(number, subject, size)
-            failure = death(server) if any(asked.errors for asked in found) else None
-        except EngineError as error:
-            failure = failure_of(error)
-        else:
-            self._answers[number, size] = found
+        failure = self._ask_started(number, size, trial.arguments, server)
         asked_s = self.bench.clock() - began_s
-        took = {"asked_s": asked_s, "wall_s": (measurement.wall_s or 0.0) + asked_s}
-        if failure is None:
-            return measurement.model_copy(update=took)
-        self._answers.pop((number, size), None)
-        if self.bench.interrupts.came:
-            self.bench.reporter.note(
-                "the questions were interrupted: what was measured is kept, and the same command "
-                "asks what is missing"
-            )
-            return measurement.model_copy(update=took)
-        if number == STOCK:
-            self._note_unasked(number, size, failure)
-            return measurement.model_copy(update=took)
+        wall_s = (measurement.wall_s or 0.0) + asked_s
+        if failure is None or number == STOCK or self.bench.interrupts.came:
+            return measurement.model_copy(update={"asked_s": asked_s, "wall_s": wall_s})
         return Measurement(
             status=Status.FAILED,
             failure=failure,
             effective=measurement.effective,
             start_s=measurement.start_s,
+            wall_s=wall_s,
+            asked_s=asked_s,
             versions=measurement.versions,
             measured_at=measurement.measured_at,
-            asked_s=asked_s,
-            wall_s=took["wall_s"],
         )
 
     def judge(self, entry: Entry, *, final: bool = False) -> None:
@@ -278,6 +254,33 @@ class TrialQuality:
             except EngineError as error:
                 self._note_unasked(number, size, failure_of(error))
         return self._answers.get((number, size))
+
+    def _ask_started(
+        self, number: int, size: Size, arguments: Mapping[str, JsonValue], server: RunningServer
+    ) -> Failure | None:
+        """Ask a server that runs already; returns why that had to end, if it had to."""
+
+        def stopped() -> Failure | None:
+            if self.bench.interrupts.came:
+                return Failure(failure=FailureClass.UNKNOWN, message="it was interrupted")
+            return server.failure()
+
+        subject = StartedSubject(self._served(number, arguments), server, stopped)
+        try:
+            found = self._ask(number, subject, size)
+            failure = death(server) if any(asked.errors for asked in found) else None
+        except EngineError as error:
+            failure = failure_of(error)
+        if failure is None:
+            self._answers[number, size] = found
+        elif self.bench.interrupts.came:
+            self.bench.reporter.note(
+                "the questions were interrupted: what was measured is kept, and the same command "
+                "asks what is missing"
+            )
+        elif number == STOCK:
+            self._note_unasked(number, size, failure)
+        return failure
 
     def _ask(self, number: int, subject: Subject, size: Size) -> list[Asked]:
         once = Pass("the candidate", self.seed, CONCURRENCY)
