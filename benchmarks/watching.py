@@ -280,7 +280,7 @@ def verdict_rows(verdicts: Sequence[dict[str, Any]]) -> list[str]:
 
 def summary(found: dict[str, Any]) -> str:
     """What was found, as Markdown."""
-    lines = [f"- this device: {found['ceilings']}", *verdict_rows(found["verdicts"]), ""]
+    lines = [f"This device: {found['ceilings']}", "", *verdict_rows(found["verdicts"]), ""]
     if seen := found.get("direct"):
         lines += [
             f"- a reading costs the server {1e3 * seen['server_cpu_s_per_reading']:.2f} ms of CPU "
