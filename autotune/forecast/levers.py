@@ -39,10 +39,10 @@ FORMATS: Mapping[str, str] = {
 
 NOTHING_KNOWN = Experience()
 
-FP8_ON_CPU = (0.7, 0.9, 1.3)
+FP8_ON_CPU = (0.8, 1.0, 1.25)
 """Time to read a token in 8 bits over that in 16 on a CPU (least, expected, most): the bytes are
-half, and converting them costs most of what that saves. Still a guess, from one run each on a busy
-machine: 0.8 for 32 KV heads, 0.7 to 1.1 for 3 of them."""
+half, and converting them costs about what that saves. What decode steps took on one quiet machine
+(docs/verdicts.md) comes to 0.87 for 32 KV heads and 1.15 for 3."""
 
 BUDGET_SHARES = (0.5, 0.25)
 """Budgets of methods that keep, or read, a part of a sequence, as shares of its tokens."""
