@@ -141,7 +141,7 @@ def draw(kind: str, rng: Random, text: str, page: Passage) -> Arguments:
     marker = rng.choice(("Section", "SECTION"))
     postscript = rng.choice(("P.S.", "P.P.S"))
     end = rng.choice(ENDS)
-    return {
+    others: dict[str, Arguments] = {
         "keywords": ({"words": pair}, {"keywords": pair}),
         "forbidden-words": ({"words": forbidden}, {"forbidden_words": forbidden}),
         "language": ({"language": language}, {"language": language}),
@@ -161,7 +161,8 @@ def draw(kind: str, rng: Random, text: str, page: Passage) -> Arguments:
         ),
         "repeat": ({"request": REQUEST}, {"prompt_to_repeat": REQUEST}),
         "end": ({"phrase": end}, {"end_phrase": end}),
-    }.get(kind, ({}, {}))
+    }
+    return others.get(kind, ({}, {}))
 
 
 TYPES = {

@@ -339,7 +339,7 @@ def draw(results: Mapping[str, Any], page: Path) -> None:
     """Draw all curves into one page that needs nothing else."""
     from plotly.graph_objects import Figure, Scatter
 
-    parts = []
+    parts: list[str] = []
     for curve in CURVES:
         if curve.name not in results:
             continue
