@@ -7,6 +7,7 @@ server itself (sent - due), their sum (recorded - due), client CPU and peak memo
 
     python benchmarks/client_streams.py
     python benchmarks/client_streams.py --intervals-ms 100 --burst 256 --json out.json
+    python benchmarks/client_streams.py --keep-text
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from kvtune.profilers.load.client import ClosedLoop, Progress, replay
+from kvtune.profilers.load.client import ClosedLoop, KeptText, Progress, replay
 from kvtune.profilers.load.request import PreparedRequest, prepare
 from kvtune.profilers.load.runtime import allow_connections, run
+from kvtune.profilers.quality.traffic import KEPT_ANSWERS, KEPT_MESSAGES
 from kvtune.types import Endpoint, LoadRun, Request
 
 CONNECT_S = 3.0
@@ -85,7 +87,10 @@ def make_requests(firsts_s: list[float], interval_s: float, tokens: int) -> list
 
 
 def replay_timed(
-    endpoint: Endpoint, requests: list[PreparedRequest], start: Callable[..., LoadRun]
+    endpoint: Endpoint,
+    requests: list[PreparedRequest],
+    start: Callable[..., LoadRun],
+    keep_text: KeptText | None,
 ) -> tuple[LoadRun, float]:
     """Replay, and return also when the run started: records are relative to that."""
     starts_s: list[float] = []
@@ -93,8 +98,16 @@ def replay_timed(
     def note_start(progress: Progress) -> None:
         starts_s.append(time.perf_counter() - progress.elapsed_s)
 
-    loop = ClosedLoop(len(requests))
-    result = start(replay(endpoint, requests, loop, scrape_interval_s=None, on_progress=note_start))
+    result = start(
+        replay(
+            endpoint,
+            requests,
+            ClosedLoop(len(requests)),
+            scrape_interval_s=None,
+            on_progress=note_start,
+            keep_text=keep_text,
+        )
+    )
     return result, min(starts_s)
 
 
@@ -119,7 +132,10 @@ def measure(port: int, interval_ms: float, options: argparse.Namespace) -> Row:
     firsts_s = first_token_times(options.streams, interval_s, options.burst)
     requests = make_requests(firsts_s, interval_s, tokens)
     endpoint = Endpoint(f"http://127.0.0.1:{port}", "fake", is_vllm=False)
-    result, start_s = replay_timed(endpoint, requests, asyncio.run if options.asyncio else run)
+    every = max(1, options.streams // KEPT_ANSWERS)
+    kept = KeptText(range(0, options.streams, every), KEPT_MESSAGES) if options.keep_text else None
+    start = asyncio.run if options.asyncio else run
+    result, start_s = replay_timed(endpoint, requests, start, kept)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     sent_s = sent_times(port)
     client, server, total = [], [], []
@@ -186,6 +202,11 @@ def main() -> None:
     parser.add_argument("--client-core", type=int, default=0)
     parser.add_argument("--server-core", type=int, default=1)
     parser.add_argument("--asyncio", action="store_true", help="do without uvloop")
+    parser.add_argument(
+        "--keep-text",
+        action="store_true",
+        help="keep text as the first repeat of a trial does",
+    )
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     os.sched_setaffinity(0, {options.client_core})
