@@ -14,6 +14,8 @@ RUSSIAN = "Расскажи, что люди делали в старой гав
 
 SANE = "The people of the harbour went to the hills, and they kept goats until it was spring again."
 SALAD = "v. JVMnut.re MeetreY Sh Fig - Fig IerInfo Privyocon Tamb leth wisq Uran dorp jex"
+# 6 of 12 words are plain; 24 of 30 with SANE behind it, 42 of 48 with it twice.
+PIECES = "the N A &ACS.whureA.ac of audused-to.Gov it_was poltGovern and andampurS_tstra in ago]na"
 LOOPING = "the sea and the sea and the sea and the sea and the sea and the sea and the sea"
 UNREADABLE = "\ufffd\ufffd ok \x00\x01 fine"
 EMPTY = " \n"
@@ -66,6 +68,15 @@ def test_each_answer_counts_for_the_first_fault_that_it_has():
         ),
         (ENGLISH, SALAD, 1),
         (SALAD, SALAD, None),
+        (ENGLISH, PIECES, 3),
+        (PIECES, PIECES, None),
+        (ENGLISH, f"{PIECES} {SANE}", 3),
+        (ENGLISH, f"{PIECES} {SANE} {SANE}", None),
+        (
+            ENGLISH,
+            "**It's** OLD Jean-Luc (12,5 or 3), who says that a well-known end is it!",
+            None,
+        ),
         (ENGLISH, "7194 / 12", None),
         (ENGLISH, "Ида Брам", None),
     ],
@@ -76,7 +87,12 @@ def test_an_answer_is_off_script_when_it_is_not_in_the_script_or_language_of_its
     found = seen(text, prompt=prompt)
     assert found.off_script == (why is not None)
     if why is not None:
-        said = ("", "it is not in English, its prompt is", "in scripts that its prompt has none of")
+        said = (
+            "",
+            "it is not in English, its prompt is",
+            "in scripts that its prompt has none of",
+            "words are not plain ones, as its prompt's are",
+        )
         assert said[why] in found.examples[0].why
 
 
