@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from kvtune.autotune.trial import warnings_of
+from kvtune.kernels.ceilings import may_be_low
 from kvtune.policies.capacity import effective_kv_bytes, reported_kv_bytes
 from kvtune.policies.checkpoint import model_shape, weight_bytes
 from kvtune.policies.settings import read_count
@@ -104,7 +105,7 @@ def profile_of(
         counters=dict(run.counters),
         window_s=_window_s(run),
         verdict=judge(window),
-        warnings=(*warnings_of(run), *_unlike_engines(subject), *doubts),
+        warnings=(*warnings_of(run), *_unlike_engines(subject), *_low_ceilings(ceilings), *doubts),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         ceilings=ceilings,
         step_time=step_time,
@@ -237,6 +238,15 @@ def _unlike_engines(subject: Subject) -> tuple[str, ...]:
     return (
         f"the engines behind this address differ in {', '.join(differing)}: each is taken to have "
         "the smallest of the caches, and what else differs to be unknown",
+    )
+
+
+def _low_ceilings(ceilings: Ceilings | None) -> tuple[str, ...]:
+    if ceilings is None or not may_be_low(ceilings):
+        return ()
+    return (
+        "what this device reaches was measured while it was busy, so that overhead may look like "
+        "weight reads: run `kvtune doctor --measure` again while it is idle",
     )
 
 

@@ -42,6 +42,7 @@ FEWEST_CACHES_FILLED = 4
 CPU_MATRIX_ROWS = 1024
 CUDA_CACHE_BYTES = 128 * MIB  # The largest so far is the 126 MiB of Blackwell.
 CUDA_MATRIX_ROWS = 8192
+_LOW = "all figures may be low"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,11 @@ def measure_ceilings(device: Device, threads: int | None = None, budget_s: float
     if device.kind == "cuda":
         return _measure_cuda(device, budget_s)
     return _measure_cpu(device, threads or device.count, budget_s)
+
+
+def may_be_low(ceilings: Ceilings) -> bool:
+    """Whether the device was busy with something else when its ceilings were measured."""
+    return _LOW in ceilings.method
 
 
 def best_rates(
@@ -158,7 +164,7 @@ def _measure_cpu(device: Device, threads: int, budget_s: float) -> Ceilings:
         method=f"best pass; numpy reads and copies {each_bytes / MIB:.0f} MiB a thread beside "
         f"{cache_bytes / MIB:.0f} MiB of last-level cache; matrix: {CPU_MATRIX_ROWS} rows in "
         f"{library}; load average before: {busy:.1f}"
-        f"{', so that all figures may be low' if busy > threads / 2 else ''}",
+        f"{f', so that {_LOW}' if busy > threads / 2 else ''}",
     )
 
 

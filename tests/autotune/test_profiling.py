@@ -197,3 +197,17 @@ def test_engines_that_differ_are_a_warning_of_the_profile():
     assert any("differ in block_size (16, 32)" in warning for warning in warnings)
     alike = profile_of(Subject("m", "http://h"), run, GOAL, is_load_ours=False).warnings
     assert not any("differ" in warning for warning in alike)
+
+
+@pytest.mark.parametrize(
+    ("method", "is_said"),
+    [
+        ("load average before: 4.7, so that all figures may be low", True),
+        ("load average before: 0.1", False),
+    ],
+)
+def test_ceilings_of_a_busy_moment_are_a_warning_of_the_profile(method, is_said):
+    ceilings = CEILINGS.model_copy(update={"method": method})
+    run = LoadRun((), 5.0, 0.0, COUNTERS, {})
+    profile = profile_of(Subject("m", ""), run, GOAL, is_load_ours=False, ceilings=ceilings)
+    assert any("kvtune doctor --measure" in warning for warning in profile.warnings) is is_said
