@@ -82,20 +82,18 @@ def summary(report: QualityReport) -> str:
     if report.outcome == "pass":
         nearest = f"; the worst, {_loss(worst_first[0])}" if worst_first else ""
         return f"{said}: no category is worse than its limit{nearest}"
-    told = [figure for figure in worst_first if figure.outcome == report.outcome]
+    told = _without_pooled([each for each in worst_first if each.outcome == report.outcome])
     if report.outcome == "fail":
         return f"{said}: worse than allowed: {_few([_loss(each, limit=True) for each in told])}"
     if not told:
         missing = [*(f"{suite}: {why}" for suite, why in report.skipped.items()), *report.warnings]
         return f"{said}: not all could be judged: {_few(missing)}"
-    needed = [figure.items_needed for figure in told if figure.items_needed is not None]
-    more = (
-        f"{max(needed)} items of a category needed, at most {max(each.items for each in told)} "
-        "were asked"
-        if needed
-        else "more items would hardly prove it"
-    )
-    return f"{said}: not enough evidence for {_few([name(each) for each in told])}: {more}"
+    said += f": not enough evidence for {_few([name(each) for each in told])}"
+    needed = [(each.items_needed, each) for each in told if each.items_needed is not None]
+    if not needed:
+        return f"{said}: more items would hardly prove it"
+    most, hardest = max(needed, key=lambda pair: pair[0] / pair[1].items)
+    return f"{said}: {most} items needed of {name(hardest)}, which had {hardest.items}"
 
 
 def telling(figures: Sequence[QualityFigure]) -> list[QualityFigure]:
@@ -130,6 +128,12 @@ def _names(figures: Sequence[QualityFigure]) -> str:
     names = [name(figure) for figure in figures]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
+
+
+def _without_pooled(figures: Sequence[QualityFigure]) -> list[QualityFigure]:
+    """The figures without those of a whole suite whose categories are there too."""
+    parts = {(each.suite, each.metric) for each in figures if each.category}
+    return [each for each in figures if each.category or (each.suite, each.metric) not in parts]
 
 
 def _few(texts: Sequence[str]) -> str:

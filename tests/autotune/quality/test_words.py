@@ -218,10 +218,17 @@ def test_what_is_not_proved_says_how_many_items_could():
     )
     assert told == (
         "quality, standard size: not enough evidence for needle/single recall, needle/multi-key "
-        "recall and 1 more: 240 items of a category needed, at most 24 were asked"
+        "recall and 1 more: 240 items needed of needle/single recall, which had 24"
     )
     hopeless = summary(figure(items_needed=None), outcome="unclear")
     assert hopeless.endswith("for needle/single recall: more items would hardly prove it")
+
+
+def test_a_whole_suite_is_named_only_where_none_of_its_categories_is():
+    whole = figure(category="", outcome="fail", change=interval(-0.9))
+    part = figure(outcome="fail", change=interval(-0.5))
+    assert "needle/all" not in summary(whole, part, outcome="fail")
+    assert "needle/all recall, -90pt" in summary(whole, outcome="fail")
 
 
 def test_what_could_not_be_asked_is_named():
