@@ -11,15 +11,21 @@ pytest.register_assert_rewrite("contracts")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
-ARITHMETIC = (TESTS / "kernels", TESTS / "policies", TESTS / "engines" / "reference")
-"""Tests that start no process and look at no clock."""
+UNTIMED = (
+    *(TESTS / folder for folder in ("kernels", "policies", "engines/reference")),
+    *(TESTS / "autotune" / folder for folder in ("emit", "forecast", "report")),
+    *(TESTS / "profilers" / folder for folder in ("metrics", "quality", "traces")),
+    *(TESTS / "autotune" / f"test_{name}.py" for name in ("search", "space")),
+    *(TESTS / "autotune" / f"test_{name}.py" for name in ("tune", "tune_again", "tune_quality")),
+)
+"""Folders and files of tests that start no server and look at no clock but one of their own."""
 
 
 def pytest_collection_modifyitems(items):
-    """Keep all other tests on one worker, one after another: busy cores would change what they see.
+    """Keep timed tests on one worker, one after another: busy cores would change what they see.
 
     Only a run with several workers (`-n`) takes notice.
     """
     for item in items:
-        if not any(folder in item.path.parents for folder in ARITHMETIC):
+        if {item.path, *item.path.parents}.isdisjoint(UNTIMED):
             item.add_marker(pytest.mark.xdist_group("servers"))
