@@ -35,3 +35,7 @@ class Gates:
     def unproved(self, entry: Entry) -> str | None:
         """Why a trial without an objection may not be recommended yet."""
         return None if self._quality is None else self._quality.unproved(entry.trial)
+
+    def left_out(self, entry: Entry) -> str | None:
+        """Why a trial that was good enough to be confirmed was not."""
+        return None if self._quality is None else self._quality.left_out(entry.trial)

@@ -24,9 +24,14 @@ def needed_s(
 
     `chosen` are those that would be finalists now.
     """
-    runs_left = budget.confirm_rounds * (budget.finalists + 1)
     screens = [e.measurement.asked_s for e in points if e.trial.number and e.measurement.asked_s]
     asking_s = median(screens) if screens else 0.0
     if quality is not None:
         asking_s += quality.expected_s(chosen)
-    return trial_s(points) * (1 + runs_left / budget.repeats) + asking_s
+    return trial_s(points) + confirmation_s(points, budget) + asking_s
+
+
+def confirmation_s(points: Sequence[Entry], budget: Budget) -> float:
+    """What the confirmation takes, without questions."""
+    runs = budget.confirm_rounds * (budget.finalists + 1)
+    return trial_s(points) * runs / budget.repeats

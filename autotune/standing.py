@@ -27,7 +27,7 @@ def rejected(
         elif reason := gates.objection(entry):
             found[number] = reason
         elif confirmed and number not in confirmed:
-            found[number] = "not among the best when it was tried"
+            found[number] = gates.left_out(entry) or "not among the best when it was tried"
         elif confirmed is not None and (reason := gates.unproved(entry)):
             found[number] = reason
     return found

@@ -39,7 +39,7 @@ from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.search import Proposal, Search
 from kvtune.autotune.space import SearchSpace, build_space, infeasible_reason, stack_from
-from kvtune.autotune.spending import needed_s, trial_s
+from kvtune.autotune.spending import confirmation_s, needed_s, trial_s
 from kvtune.autotune.standing import finalists, rejected
 from kvtune.autotune.trial import AtServer, Bench
 from kvtune.engines.base import RunningServer
@@ -109,7 +109,7 @@ class Tuning:
                 self.store,
                 self.bench,
                 self.workload,
-                seed=self.rules.seed,
+                self.rules.seed,
                 reuse=not self.rules.remeasure,
             )
 
@@ -231,7 +231,7 @@ class Tuning:
         self._tell(search, proposal, entry, gates)
 
     def _confirmed(self, baseline: Entry, began_s: float) -> dict[int, Measurement]:
-        chosen = self._finalists()
+        chosen = self._finalists(began_s)
         trials = [entry.trial for entry in chosen]
         if baseline.measurement.failure is None:
             trials.insert(0, baseline.trial)
@@ -327,9 +327,20 @@ class Tuning:
         """The measured trials without the confirmations."""
         return [entry for entry in self.ledger.entries if entry.trial.parent is None]
 
-    def _finalists(self) -> list[Entry]:
+    def _finalists(self, began_s: float) -> list[Entry]:
+        """What to confirm: nothing that may change answers where there is no time to ask it."""
+        points = self._points()
         gates = Gates(self._stock(), self.quality)
-        return finalists(self.study.goal, self._points(), gates, self.budget.finalists)
+        chosen = finalists(self.study.goal, points, gates, self.budget.finalists)
+        if self.quality is None or self.budget.time_s is None:
+            return chosen
+        asking_s = self.quality.expected_s(chosen)
+        left_s = self.budget.time_s - (self.clock() - began_s)
+        if not asking_s or asking_s + confirmation_s(points, self.budget) <= left_s:
+            return chosen
+        self.quality.leave_out(chosen, asking_s)
+        lossless = [entry for entry in points if entry.trial.stack.harm is Harm.LOSSLESS]
+        return finalists(self.study.goal, lossless, gates, self.budget.finalists)
 
     def _stock(self) -> Measurement | None:
         """The baseline's measurement, once there is one."""
@@ -372,7 +383,7 @@ class Tuning:
             return False
         if self.budget.time_s is None:
             return True
-        next_s = needed_s(points, self._finalists(), self.budget, self.quality)
+        next_s = needed_s(points, self._finalists(began_s), self.budget, self.quality)
         if self.clock() - began_s + next_s <= self.budget.time_s:
             return True
         self.reporter.note(

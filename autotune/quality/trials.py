@@ -214,6 +214,20 @@ class TrialQuality:
             return None
         return self._why_unasked(trial.number, self.rules.size)
 
+    def leave_out(self, entries: Sequence[Entry], needed_s: float) -> None:
+        """Note that there is no time to ask those of these trials that would have to be asked."""
+        size = self.rules.size
+        for entry in entries:
+            if entry.trial.stack.harm is not Harm.LOSSLESS:
+                self._unasked[entry.trial.number, size] = (
+                    f"no time was left for the questions of quality at {size} size, "
+                    f"about {needed_s:.0f} s"
+                )
+
+    def left_out(self, trial: Trial) -> str | None:
+        """Why a trial could not be asked as a finalist; `None` if nothing was in the way."""
+        return self._unasked.get((trial.number, self.rules.size))
+
     def verdict(self, number: int) -> str | None:
         """The last that is known of a trial's answers, in one line; `None` if nothing is."""
         screen, final = self._reports_of(number)

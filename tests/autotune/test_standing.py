@@ -27,11 +27,14 @@ DEAD = Measurement(
 class Nothing:
     """Gates through which everybody gets but those that are named."""
 
-    def __init__(self, against=(), unproved=()):
-        self._against, self._unproved = against, unproved
+    def __init__(self, against=(), unproved=(), left_out=()):
+        self._against, self._unproved, self._left_out = against, unproved, left_out
 
     def objection(self, entry):
         return "against" if entry.trial.number in self._against else None
+
+    def left_out(self, entry):
+        return "no time" if entry.trial.number in self._left_out else None
 
     def unproved(self, entry):
         return "unproved" if entry.trial.number in self._unproved else None
@@ -98,3 +101,9 @@ def test_the_confirmation_has_the_last_word(last, reason):
     confirmed = {0: measured(1.0)} | ({} if last is None else {1: last})
     found = rejected([STOCK, entry(1, measured(2.0))], Nothing(), confirmed)
     assert found[1].startswith(reason)
+
+
+def test_what_would_have_been_confirmed_says_why_it_was_not():
+    points = [STOCK, entry(1, measured(2.0)), entry(2, measured(3.0))]
+    found = rejected(points, Nothing(left_out=(2,)), {0: measured(1.0), 1: measured(2.0)})
+    assert found == {2: "no time"}
