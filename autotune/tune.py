@@ -175,7 +175,8 @@ class Tuning:
             unlocked = self._unlocked(lossless, widest, exhausted=exhausted)
             space = widest if unlocked else lossless
             if not space.knobs:
-                self.reporter.note("nothing can be searched here: " + _refusals(space))
+                why = "; ".join(f"{name}: {reason}" for name, reason in space.refusals.items())
+                self.reporter.note(f"nothing can be searched here: {why}")
                 return
             proposal, stack = self._propose(search, space, context, gates)
             if proposal is not None:
@@ -395,7 +396,3 @@ class Tuning:
 
 def _request_set(requests: tuple[Request, ...]) -> RequestSet:
     return RequestSet(requests, fingerprint(requests).digest)
-
-
-def _refusals(space: SearchSpace) -> str:
-    return "; ".join(f"{name}: {reason}" for name, reason in space.refusals.items())
