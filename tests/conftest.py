@@ -11,13 +11,19 @@ pytest.register_assert_rewrite("contracts")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
-UNTIMED = (
-    *(TESTS / folder for folder in ("kernels", "policies", "engines/reference")),
-    *(TESTS / "autotune" / folder for folder in ("emit", "forecast", "report")),
-    *(TESTS / "profilers" / folder for folder in ("metrics", "quality", "traces")),
-    *(TESTS / "autotune" / f"test_{name}.py" for name in ("search", "space")),
-    *(TESTS / "autotune" / f"test_{name}.py" for name in ("tune", "tune_again", "tune_quality")),
+UNTIMED_FOLDERS = (
+    *("kernels", "policies", "engines/reference"),
+    *("autotune/emit", "autotune/forecast", "autotune/report"),
+    *("profilers/metrics", "profilers/quality", "profilers/traces"),
 )
+UNTIMED_FILES = (
+    *("autotune/test_search", "autotune/test_space", "autotune/test_tune"),
+    *("autotune/test_tune_again", "autotune/test_tune_quality"),
+    *("profilers/test_fingerprint", "profilers/test_materialize", "profilers/test_prefix_reuse"),
+    *("profilers/test_statistics", "profilers/test_step_time", "profilers/test_synthetic"),
+    *("profilers/test_verdict", "profilers/test_workload"),
+)
+UNTIMED = {TESTS / name for name in (*UNTIMED_FOLDERS, *(f"{file}.py" for file in UNTIMED_FILES))}
 """Folders and files of tests that start no server and look at no clock but one of their own."""
 
 
