@@ -45,7 +45,8 @@ _SMALL_WORDS = {
     "fr": """a à le la les de des du un une et est en que qui dans pour pas ne sur avec il elle au
         aux ce cette ces se son sa ses par plus ou mais comme nous vous ils elles leur leurs je on
         été être était sont ont fait tout très bien aussi même sans sous entre où si y l d c
-        qu n s j m""",
+        qu n s j m
+        pendant avant après beaucoup malgré encore toujours jamais rien""",
     "it": """a il lo la i gli le di che e un una uno è in per con non del della dei delle degli al
         alla ai nel nella nei sul sulla da dal dalla si come più ma anche sono ha questo
         questa questi suo sua loro era essere ci o se quando molto tra fra ogni tutti dove ho
@@ -56,6 +57,7 @@ _SMALL_WORDS = {
         werden tussen dan daarna eerst erbij hier""",
     "pl": """i w na z do nie się jest to że o jak po co za od ale przez dla czy przy tak już lub
         oraz tym są być może był była było jego jej ich ten ta te tego tej który która które
+        nikt nic nigdy potem obok podczas dlaczego kiedy gdzie jeszcze najpierw bez pół
         także bardzo gdy bo pod nad ze we jako tylko każdy można ma mają jednak przed między""",
     "pt": """o a os as de que e do da em um para é com não uma se na por mais dos como mas foi ao
         ele das tem à seu sua ou ser quando muito há nos já está eu também só pelo pela até
