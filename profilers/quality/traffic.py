@@ -1,7 +1,8 @@
 """Whether the answers to a trial's own requests look broken, beside the baseline's.
 
 It costs no request: the client keeps the beginning of a sample of the answers that are measured
-anyway. An answer is looked at for four faults, and counts for the first that it has:
+anyway. As many characters are looked at of each, however the stream was cut up. An answer is looked
+at for four faults, and counts for the first that it has:
 
 - empty: nothing but spaces.
 - unreadable: more than a tenth replacement or control characters.
@@ -32,14 +33,22 @@ from kvtune.types import BrokenAnswer, Measurement, OutputHealth, Request, Reque
 KEPT_ANSWERS = 256
 """Of how many answers a replay keeps the text. Enough to tell 0 from 5% of broken answers."""
 
-KEPT_MESSAGES = 256
+KEPT_MESSAGES = 512
 """How much of each answer is kept, from its start: messages of the stream, mostly tokens.
 
-256 of them for each of 256 answers are about 25 MB of messages as servers send them."""
+512 of them for each of 256 answers are about 50 MB of messages as servers send them."""
+
+JUDGED_CHARACTERS = 500
+"""How much of each answer is looked at, from its start.
+
+Not all that is kept: a server that lags puts several tokens into a message, so a busier trial keeps
+more of the very same answer. Fewer characters than `KEPT_MESSAGES`, so that messages of one token
+hold as many, unless characters come in pieces (of UTF-8) nearly throughout."""
 
 ALPHA = 0.001
 """How often an objection may be false. It is asked for every trial of a study, lossless ones too,
-so that a study of fifty trials raises a false one at most one time in twenty."""
+and once more for finalists, so that a study of fifty raises a false one at most one time in twenty.
+"""
 
 FOREIGN_SHARE = 1 / 3
 LEAST_LETTERS = 40
@@ -96,7 +105,7 @@ def health(
     for record, request in looked:
         prompt = _prompt_text(request)
         text_prompts += prompt is not None
-        found = _fault(record.index, record.text or "", prompt)
+        found = _fault(record.index, (record.text or "")[:JUDGED_CHARACTERS], prompt)
         if found is not None:
             faults.append(found)
     counts = Counter(fault.kind for fault in faults)

@@ -1,12 +1,22 @@
 """Broken answers in ordinary traffic: what counts as one, and when it speaks against a trial."""
 
+import json
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.profilers.quality.traffic import health, objection, sample, summary
+from kvtune.profilers.load.answer import Answer
+from kvtune.profilers.load.request import PreparedRequest
+from kvtune.profilers.quality.traffic import (
+    JUDGED_CHARACTERS,
+    KEPT_MESSAGES,
+    health,
+    objection,
+    sample,
+    summary,
+)
 from kvtune.types import Measurement, OutputHealth, Request, RequestRecord, Status
 
 ENGLISH = "Tell me what the people of the old harbour did when the ships were gone."
@@ -166,6 +176,75 @@ def test_any_text_is_counted_once_at_most(texts, prompt):
     assert found.answers == len(texts)
     assert 0 <= found.broken <= len(texts)
     assert OutputHealth.model_validate_json(found.model_dump_json()) == found
+
+
+# --- a server may put several tokens into a message
+
+
+PREPARED = PreparedRequest("/v1/completions", b"{}", None, 300, 1000)
+
+
+def streamed(texts, index=0):
+    """The record of an answer that comes in messages with these texts."""
+    got = Answer(kept_messages=KEPT_MESSAGES)
+    got.sent(0.0)
+    got.head(200)
+    for number, text in enumerate(texts):
+        reason = "length" if number == len(texts) - 1 else None
+        message = {"choices": [{"text": text, "finish_reason": reason}]}
+        got.body(b"data: " + json.dumps(message, separators=(",", ":")).encode() + b"\n\n", 1.0)
+    got.body(b"data: [DONE]\n\n", 1.0)
+    got.end(None, 1.0)
+    return got.record(PREPARED, index=index, scheduled_s=0.0, start_s=0.0)
+
+
+def grouped(tokens, sizes):
+    """The texts of messages that hold so many tokens each, over and over."""
+    texts, taken, number = [], 0, 0
+    while taken < len(tokens):
+        size = sizes[number % len(sizes)]
+        texts.append("".join(tokens[taken : taken + size]))
+        taken, number = taken + size, number + 1
+    return texts
+
+
+def late_loop(sane):
+    """A text that loops after so many words, as one token a word."""
+    words = " ".join([SANE] * 20).split()[:sane]
+    return [f"{word} " for word in (*words, *["sea"] * 1000)]
+
+
+@given(
+    tokens=st.sampled_from([10, 60, 100, 330]).map(late_loop)
+    | st.lists(st.sampled_from([*SALAD, *SANE]), min_size=600, max_size=1200),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
+def test_a_stream_in_other_pieces_gives_the_same_health(tokens, sizes):
+    request = Request(prompt=ENGLISH)
+    one, several = streamed(tokens), streamed(grouped(tokens, sizes))
+    assert len(one.text) >= JUDGED_CHARACTERS
+    assert health([(request, one)], block_tokens=16) == health(
+        [(request, several)], block_tokens=16
+    )
+
+
+def test_a_busier_trial_is_not_objected_to_for_the_same_answers():
+    tokens = late_loop(330)
+    sides = [
+        Measurement(
+            status=Status.OK,
+            outputs=health(
+                [
+                    (Request(prompt=ENGLISH), streamed(grouped(tokens, [size]), number))
+                    for number in range(64)
+                ],
+                block_tokens=16,
+            ),
+        )
+        for size in (2, 1)
+    ]
+    assert sides[0].outputs.answers == 64
+    assert objection(*sides) is None
 
 
 # --- which answers are looked at
