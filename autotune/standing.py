@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from kvtune.autotune.decide import meets_goal, objective_values
 from kvtune.autotune.gates import Gates
 from kvtune.autotune.ledger import Entry
+from kvtune.profilers.quality import traffic
 from kvtune.types import Goal, Harm, Measurement
 
 
@@ -16,9 +17,11 @@ def rejected(
     """Why trials cannot be recommended, by number.
 
     `confirmed` (perhaps empty) is given once the search has ended: then also those are out that
-    were not confirmed where others were, or whose answers nobody has vouched for.
+    were not confirmed where others were, whose answers to the held-out requests are broken beside
+    the baseline's, or whose answers nobody has vouched for.
     """
     found: dict[int, str] = {}
+    stock = (confirmed or {}).get(0)
     for entry in points:
         number = entry.trial.number
         last = (confirmed or {}).get(number, entry.measurement)
@@ -28,6 +31,8 @@ def rejected(
             found[number] = reason
         elif confirmed and number not in confirmed:
             found[number] = gates.left_out(entry) or "not among the best when it was tried"
+        elif confirmed and (reason := traffic.objection(last, stock)):
+            found[number] = f"at the confirmation, {reason}"
         elif confirmed is not None and (reason := gates.unproved(entry)):
             found[number] = reason
     return found

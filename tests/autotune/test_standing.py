@@ -11,6 +11,7 @@ from kvtune.types import (
     Goal,
     Harm,
     Measurement,
+    OutputHealth,
     PolicyStack,
     Slo,
     Status,
@@ -107,3 +108,18 @@ def test_what_would_have_been_confirmed_says_why_it_was_not():
     points = [STOCK, entry(1, measured(2.0)), entry(2, measured(3.0))]
     found = rejected(points, Nothing(left_out=(2,)), {0: measured(1.0), 1: measured(2.0)})
     assert found == {2: "no time"}
+
+
+def test_broken_answers_to_held_out_requests_are_out_though_those_of_the_search_were_sane():
+    def answered(looping):
+        outputs = OutputHealth(answers=64, text_prompts=64, long_prompts=64, looping=looping)
+        return measured(3.0).model_copy(update={"outputs": outputs})
+
+    points = [entry(0, answered(0)), entry(1, answered(0)), entry(2, answered(0))]
+    confirmed = {0: answered(1), 1: answered(40), 2: answered(2)}
+    (said,) = rejected(points, Nothing(), confirmed).items()
+    assert said[0] == 1
+    assert said[1].startswith("at the confirmation, 40 of 64 answers")
+    assert rejected(points, Nothing()) == {}
+    alone = {1: answered(40), 2: answered(2)}
+    assert set(rejected(points, Nothing(), alone)) == {0}, "there is no baseline beside it"

@@ -6,7 +6,7 @@ import pytest
 from contracts.landscape import GOAL, RIGHT, WRONG, failed, workload
 
 from kvtune.autotune.tune import Budget
-from kvtune.types import FailureClass, Goal, Harm, Outcome, Slo, Status
+from kvtune.types import FailureClass, Goal, Harm, Outcome, OutputHealth, Slo, Status
 
 ONLY_BLOCK_SIZE = {
     "enable-prefix-caching": True,
@@ -246,6 +246,26 @@ def test_a_finalist_that_fails_when_it_is_confirmed_is_out_with_its_reason(tunin
     assert decision.outcome is Outcome.WINNER
     assert decision.recommended != fell
     assert decision.rejected[fell] == "crash-under-load: died later"
+
+
+def test_a_lossless_finalist_that_answers_garbage_when_it_is_confirmed_is_out(
+    tuning_on, landscape, store
+):
+    def outputs(trial):
+        garbage = trial.parent and trial.stack.arguments == {"block-size": 32}
+        return OutputHealth(
+            answers=64, text_prompts=64, long_prompts=64, looping=50 if garbage else 1
+        )
+
+    landscape.goodput, landscape.outputs = by_block_size, outputs
+    tuning = tuning_on(
+        base=ONLY_BLOCK_SIZE, budget=Budget(trials=4, finalists=2), max_harm=Harm.LOSSLESS
+    )
+    decision = tuning.run()
+    winner = store.trial(tuning.study, decision.recommended).trial
+    assert winner.stack.arguments == {"block-size": 64}
+    said = "at the confirmation, 50 of 64 answers to the workload's own requests are looping"
+    assert [reason.startswith(said) for reason in decision.rejected.values()].count(True) == 1
 
 
 def test_without_held_out_requests_those_of_the_search_confirm(tuning_on, landscape):

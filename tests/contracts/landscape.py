@@ -68,6 +68,7 @@ class Landscape:
 
     `asked` holds every measurement that was really made. Each takes `trial_s` of `now_s`, which is
     the clock of the search. `interrupt_at` is the measurement, from 0, that Ctrl-C falls into.
+    `outputs(trial)` is what its answers looked like, `None` where nobody looked.
     `serve(arguments)` is the server that can be asked once it was measured; without one there is
     none.
     """
@@ -75,6 +76,7 @@ class Landscape:
     goodput: callable = lambda arguments: 1.0
     ttft_s: callable = lambda arguments: 0.5
     canary: callable = lambda arguments: RIGHT
+    outputs: callable = lambda trial: None
     metric: str = "goodput_requests_per_s"
     trial_s: float = 1.0
     interrupt_at: int | None = None
@@ -106,6 +108,7 @@ class Landscape:
                 "ttft_p95_s": (self.ttft_s(trial.arguments),) * trial.repeats,
             },
             wall_s=self.trial_s,
+            outputs=self.outputs(trial),
             canary_answers=self.canary(trial.arguments) if canary else None,
         )
         bench.interrupts.hold()
