@@ -51,8 +51,9 @@ def open_study(
         "heldout": len(workload.heldout),
         "repeats": repeats,
         "seed": seed,
-        "quality": None if quality is None else dict(quality),
     }
+    if quality is not None:  # Without, it is what it was before there were rules of quality.
+        settings["quality"] = dict(quality)
     identity = {
         "model": model,
         "engine": [engine.name, engine.version, engine.distribution],
@@ -79,8 +80,8 @@ def open_study(
         )
     if found.settings.get("identity") != fingerprint_of(identity):
         raise BadInput(
-            f"study {found.name!r} is about another model, engine, device, workload, goal or "
-            "setting",
+            f"study {found.name!r} is about another model, engine, device, workload, goal, "
+            "rule of quality or setting",
             fix="choose another --study name, or repeat the command that began it",
         )
     return found

@@ -77,7 +77,8 @@ def test_something_else_is_another_study(changed, study):
 def test_a_name_cannot_stand_for_two_searches(changed, study):
     first = study(name="mine")
     assert study(name="mine") == first
-    with pytest.raises(BadInput, match="study 'mine' is about another") as refusal:
+    about = "study 'mine' is about another .*goal, rule of quality or setting"
+    with pytest.raises(BadInput, match=about) as refusal:
         study(name="mine", **CHANGES[changed])
     assert "--study" in refusal.value.fix
 
@@ -85,3 +86,9 @@ def test_a_name_cannot_stand_for_two_searches(changed, study):
 def test_the_interpreter_of_an_engine_is_no_part_of_what_a_study_is(study):
     moved = ENGINE.model_copy(update={"python": "/opt/python"})
     assert study(engine=moved).id == study().id
+
+
+def test_without_rules_of_quality_a_study_is_what_it_was_before_there_were_any(study, store):
+    assert "quality" not in study(name="old").settings
+    ruled = study(name="new", quality={"limits": [], "size": "standard"})
+    assert ruled.settings["quality"] == {"limits": [], "size": "standard"}
