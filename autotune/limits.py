@@ -35,19 +35,12 @@ class Budget:
 class QualityRules:
     """What a configuration may do to answers; without `limits`, each suite's own margins count.
 
-    Every trial that may change answers is asked a screen, finalists are asked what `size` says.
+    Every trial that may change answers is asked a screen, and a finalist has to pass at `size`. A
+    screen has too few items to prove most limits: as `size`, it recommends next to nothing.
     """
 
     limits: tuple[Limit, ...] = ()
     size: Size = Size.STANDARD
-
-    @property
-    def wants_proof(self) -> bool:
-        """Whether a finalist has to pass; else it is enough that it does not fail.
-
-        A screen has too few items to prove anything, so by itself it can only reject.
-        """
-        return bool(self.limits) or self.size is not Size.SCREEN
 
     def settings(self) -> dict[str, JsonValue]:
         """The rules as settings of a study, the same in whatever order limits were given."""

@@ -623,7 +623,8 @@ class QualityReport(Stored):
     """What a configuration's answers are worth beside the baseline's, by suite and category.
 
     The outcome is the worst figure's. `skipped` says of suites that were not run why. `candidate`
-    and `baseline` say what answered: engine arguments, or a stack of methods.
+    and `baseline` say what answered: engine arguments, or a stack of methods. `unanswered` counts
+    the items that one of them gave no answer to, which another time it may.
     """
 
     outcome: Literal["pass", "fail", "unclear"]
@@ -631,6 +632,7 @@ class QualityReport(Stored):
     samples: tuple[NegativeSample, ...] = ()
     points: tuple[QualityPoint, ...] = ()
     skipped: dict[str, str] = Field(default_factory=dict)
+    unanswered: int = 0
     model: str = ""
     baseline: str = ""
     candidate: str = ""

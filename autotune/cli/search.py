@@ -91,13 +91,18 @@ def search(
         str,
         typer.Option(
             "--quality-size",
-            help="How much finalists that may change answers are asked: screen, standard or full. "
-            "Every other such trial is asked a screen.",
+            help="What finalists that may change answers have to pass: screen, standard or full. "
+            "At standard and full they are asked as many items as proving the limits takes; a "
+            "screen, which every other such trial is asked, proves next to nothing.",
         ),
     ] = "standard",
     no_quality: Annotated[
         bool,
-        typer.Option("--no-quality", help="Check answers by a long-prompt canary only."),
+        typer.Option(
+            "--no-quality",
+            help="Ask no questions: leaves a long-prompt canary and a look at the answers to the "
+            "workload itself.",
+        ),
     ] = False,
     kv_memory: options.KvMemory = None,
     engine_args: options.EngineArgs = "",
@@ -160,7 +165,10 @@ def search(
     requests = options.read_workload(
         workload, format=workload_format, limit=limit, heldout_share=heldout_share, seed=seed
     )
-    asked = _quality_rules(quality or [], quality_size, requests, no_quality=no_quality)
+    context_tokens = _context_tokens(base, model)
+    asked = _quality_rules(
+        quality or [], quality_size, requests, context_tokens, no_quality=no_quality
+    )
     plan = options.make_plan(
         requests,
         model=model,
@@ -257,7 +265,12 @@ def search(
 
 
 def _quality_rules(
-    texts: list[str], size_name: str, workload: Workload, *, no_quality: bool
+    texts: list[str],
+    size_name: str,
+    workload: Workload,
+    context_tokens: int | None,
+    *,
+    no_quality: bool,
 ) -> QualityRules | None:
     """What answers may lose; `None` if nothing is to be asked.
 
@@ -267,17 +280,27 @@ def _quality_rules(
     """
     from kvtune.autotune.cli.quality_subjects import read_size
     from kvtune.autotune.limits import QualityRules
-    from kvtune.autotune.quality.trials import read_limits
+    from kvtune.autotune.quality.sizing import read_limits
     from kvtune.errors import BadInput
 
     size = read_size(size_name)
-    limits = read_limits(texts, size, workload)
+    limits = read_limits(texts, size, workload, context_tokens)
     if no_quality and limits:
         raise BadInput(
             "--no-quality asks nothing that --quality could be held against",
             fix="leave one of them out",
         )
     return None if no_quality else QualityRules(limits, size)
+
+
+def _context_tokens(base: options.Arguments, model: str) -> int | None:
+    """The context as far as it is known before a server has told it."""
+    from kvtune.policies.checkpoint import model_shape
+    from kvtune.policies.settings import read_count
+
+    asked = read_count(base.get("max-model-len"))
+    shape = None if asked else model_shape(model)
+    return asked if shape is None else shape.max_tokens
 
 
 def _described(

@@ -7,8 +7,9 @@ suite under way, and a baseline that was asked once is known to every comparison
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
@@ -30,18 +31,33 @@ AGAIN_CONCURRENCY = 6
 """Other batches than the first time, so that what batches change counts as noise."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Questions:
-    """What is asked of everybody: the suites, the plan of their items, and the limits."""
+    """What is asked of everybody: the suites, the plan of their items, and the limits.
+
+    `numbers` says of suites how many items of each category they are asked, where that is not what
+    the plan says.
+    """
 
     suites: tuple[Suite, ...]
     plan: SuitePlan
     limits: tuple[Limit, ...] = ()
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+    def plan_of(self, suite: Suite) -> SuitePlan:
+        """The plan of a suite's items."""
+        number = self.numbers.get(suite.name, self.plan.per_category)
+        return replace(self.plan, per_category=number)
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """How many items of each suite are asked."""
+        return {suite.name: len(suite.items(self.plan_of(suite))) for suite in self.suites}
 
     @property
     def count(self) -> int:
         """How many items are asked."""
-        return sum(len(suite.items(self.plan)) for suite in self.suites)
+        return sum(self.counts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +97,16 @@ class AnswerBook:
                     self._ask_missing(questions, subject, opened, one, found, counter)
         return [_whole(questions, one, found) for one, found in zip(passes, known, strict=True)]
 
+    def missing(self, questions: Questions, subject: Subject, passes: Sequence[Pass]) -> int:
+        """How many items would be asked now, all times together, because they are not kept."""
+        known = (self._kept(questions, subject, one) for one in passes)
+        return sum(
+            count
+            for found in known
+            for name, count in questions.counts.items()
+            if name not in found
+        )
+
     def _ask_missing(
         self,
         questions: Questions,
@@ -92,7 +118,7 @@ class AnswerBook:
     ) -> None:
         missing = [suite for suite in questions.suites if suite.name not in known]
         # The ends of many small suites would leave the server idle; those of large ones do not.
-        together = questions.plan.size is Size.SCREEN
+        together = questions.plan.size is Size.SCREEN and not questions.numbers
         for part in [missing] if together else [[suite] for suite in missing]:
             names = ", ".join(suite.name for suite in part)
             self.reporter.note(f"asking {one.title}: {names}")
@@ -100,7 +126,7 @@ class AnswerBook:
             asked = runtime.run(
                 ask_suites(
                     part,
-                    questions.plan,
+                    questions.plan_of(part[0]),
                     opened.asker,
                     seed=one.seed,
                     concurrency=one.concurrency,
@@ -118,7 +144,7 @@ class AnswerBook:
         """Answers from before that are to the very items that would be asked now."""
         found: dict[str, Asked] = {}
         for suite in questions.suites if self.reuse else ():
-            key = _key(questions, subject, one, suite.name)
+            key = _key(questions, subject, one, suite)
             text = None if key is None else self.history.quality_answers(key)
             if text is None:
                 continue
@@ -126,13 +152,15 @@ class AnswerBook:
                 asked = Asked.model_validate_json(text)
             except ValidationError:
                 continue  # of an older kvtune
-            items = suite.items(questions.plan)
+            items = suite.items(questions.plan_of(suite))
             if _as_json(asked.suites[0].items) == _as_json(items):
                 found[suite.name] = asked
         return found
 
     def _keep(self, questions: Questions, subject: Subject, one: Pass, asked: Asked) -> None:
-        key = _key(questions, subject, one, asked.suites[0].name)
+        name = asked.suites[0].name
+        suite = next(suite for suite in questions.suites if suite.name == name)
+        key = _key(questions, subject, one, suite)
         if key is not None and not asked.errors:
             self.history.save_quality_answers(key, asked.model_dump_json())
 
@@ -170,7 +198,8 @@ def unasked(questions: Questions) -> list[str]:
     for suite in questions.suites:
         asked, known = (
             dict.fromkeys(item.category for item in suite.items(each))
-            for each in (plan, replace(plan, max_tokens=None))
+            for own in (questions.plan_of(suite),)
+            for each in (own, replace(own, max_tokens=None))
         )
         left_out += [f"{suite.name}/{category}" for category in known if category not in asked]
     if not left_out:
@@ -189,17 +218,17 @@ def prompt_texts(requests: Sequence[Request]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for text in texts if text))
 
 
-def _key(questions: Questions, subject: Subject, one: Pass, suite: str) -> str | None:
+def _key(questions: Questions, subject: Subject, one: Pass, suite: Suite) -> str | None:
     if subject.key is None:
         return None
-    plan = questions.plan
+    plan = questions.plan_of(suite)
     asked = {**asdict(plan), "workload": fingerprint_of(list(plan.workload))}
     return fingerprint_of(
         [
             dict(subject.key),
             kvtune.__version__,
             asked,
-            suite,
+            suite.name,
             one.seed,
             one.concurrency,
             one.restarted,

@@ -22,6 +22,7 @@ from kvtune.engines.vllm.environment import measured_environment
 from kvtune.errors import EngineError, MissingExtra
 from kvtune.kernels.device import detect_device
 from kvtune.policies.checkpoint import model_shape
+from kvtune.policies.settings import read_count
 from kvtune.profilers.quality.server_asker import ServerAsker
 from kvtune.profilers.quality.suite import Asker
 from kvtune.types import EffectiveConfig, Endpoint, Failure
@@ -107,10 +108,10 @@ class ServedSubject(Subject):
         }
         # Behind a command, the same words may start another version tomorrow.
         self.key = None if info.version == UNKNOWN else known_key
-        asked = spec.arguments.get("max-model-len")
+        asked = read_count(spec.arguments.get("max-model-len"))
         shape = model_shape(spec.model)
         known = None if shape is None else shape.max_tokens
-        self.max_tokens = asked if isinstance(asked, int) else known
+        self.max_tokens = known if asked is None else asked
 
     @contextmanager
     def open(self, reporter: Reporter, on_progress: OnProgress) -> Iterator[Opened]:

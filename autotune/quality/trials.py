@@ -23,26 +23,25 @@ from kvtune.autotune.quality.answers import (
     AnswerBook,
     Pass,
     Questions,
-    fitting,
     prompt_texts,
     report_on,
 )
+from kvtune.autotune.quality.sizing import MOST_PROMPTS, asked_suites, check_limits, proving
 from kvtune.autotune.quality.subjects import ServedSubject, StartedSubject, Subject
 from kvtune.autotune.trial import Bench, death, failure_of
 from kvtune.engines.base import RunningServer, ServerSpec
 from kvtune.errors import BadGoal, EngineError
-from kvtune.profilers.quality.compare import Asked, plan_for
-from kvtune.profilers.quality.limits import Limit, limit_text, parse_limits
-from kvtune.profilers.quality.suite import Size, Suite, SuitePlan, suites
+from kvtune.profilers.quality.compare import Asked
+from kvtune.profilers.quality.suite import Size, SuitePlan
 from kvtune.store.database import Store
 from kvtune.store.rows import StudyRow
 from kvtune.types import (
+    EffectiveConfig,
     Failure,
     FailureClass,
     Harm,
     Measurement,
     QualityReport,
-    Status,
     Trial,
     Workload,
 )
@@ -50,44 +49,30 @@ from kvtune.types import (
 STOCK = 0
 """The number of the trial with the stock defaults."""
 
-MOST_PROMPTS = 256
-"""So many prompts of the workload are given to suites: as many as any of them would take."""
-
-OWN_DATA = "yours"
-"""The suite that has nothing to ask without a file of the user's."""
+ITEM_S = 0.5
+"""What an item is thought to take before any was asked: a small model on two CPU cores, or a large
+one on an accelerator, answers two a second or more, `CONCURRENCY` at once."""
 
 
-def asked_suites() -> tuple[Suite, ...]:
-    """All suites but the one that needs data."""
-    return tuple(suite for name, suite in suites().items() if name != OWN_DATA)
+@dataclass(slots=True)
+class _Known:
+    """What is known of a trial's answers at one size.
 
-
-def read_limits(texts: Sequence[str], size: Size, workload: Workload) -> tuple[Limit, ...]:
-    """Read limits that a search can hold answers against.
-
-    Raises:
-        BadGoal: a text is no limit, or it is about something that is not asked at this size.
+    `unasked` says why there are none. `missing` counts the items that would be asked now.
     """
-    known = {suite.name: suite for suite in asked_suites()}
-    limits = parse_limits(texts, known)
-    plan = SuitePlan(size=size, workload=prompt_texts(workload.requests)[:MOST_PROMPTS])
-    for limit in limits:
-        asked = known[limit.suite].items(plan) if limit.suite in known else ()
-        categories = sorted({item.category for item in asked})
-        if limit.category is not None and not any(map(limit.is_of, categories)):
-            raise BadGoal(
-                f"{limit_text(limit)!r}: {limit.suite} has no category {limit.category!r} at "
-                f"{size} size",
-                f"choose from {', '.join(categories)}" if categories else "leave the category out",
-            )
-    return limits
+
+    answers: list[Asked] | None = None
+    report: QualityReport | None = None
+    unasked: str | None = None
+    missing: int | None = None
 
 
 @dataclass(slots=True)
 class TrialQuality:
     """Asks and judges the trials of one study; reports that the history has are not made again.
 
-    `reuse=False` takes no answers that were given before.
+    Where a side left items unanswered, it is asked again. `reuse=False` takes nothing from before.
+    `spent_s` is the time that `judge` took for servers of its own.
     """
 
     rules: QualityRules
@@ -97,15 +82,19 @@ class TrialQuality:
     workload: Workload
     seed: int
     reuse: bool = True
+    spent_s: float = field(init=False, default=0.0)
     _questions: dict[Size, Questions] = field(init=False, default_factory=dict)
-    _answers: dict[tuple[int, Size], list[Asked]] = field(init=False, default_factory=dict)
-    _reports: dict[tuple[int, Size], QualityReport] = field(init=False, default_factory=dict)
-    _unasked: dict[tuple[int, Size], str] = field(init=False, default_factory=dict)
+    _known: dict[tuple[int, Size], _Known] = field(init=False, default_factory=dict)
+    _effective: EffectiveConfig | None = field(init=False, default=None)
+    _is_checked: bool = field(init=False, default=False)
+    _refusal: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        for row in self.store.quality_reports(self.study):
-            if row.trial is not None:
-                self._reports.setdefault((row.trial, Size(row.report.size)), row.report)
+        for row in self.store.quality_reports(self.study) if self.reuse else ():
+            if row.trial is None or row.report.unanswered:
+                continue
+            known = self._of(row.trial, Size(row.report.size))
+            known.report = known.report or row.report
 
     # --- asking ---
 
@@ -114,33 +103,24 @@ class TrialQuality:
     ) -> Measurement:
         """Ask the server of a trial, if its answers are of interest and not known.
 
-        The measurement comes back with the time that it took. It comes back as a failure if the
-        server died of the questions, but for the stock defaults: without their answers nothing
-        that may change answers can win, and all else still can. An interrupt ends the asking.
+        The measurement comes back with the time that it took. If the server died of the questions,
+        what was measured before is as true as ever, and there is an objection to the trial; if it
+        was that of the stock defaults, to all that may change answers. An interrupt ends the
+        asking.
         """
         number = trial.number if trial.parent is None else trial.parent
         size = Size.SCREEN if trial.parent is None else self.rules.size
-        known = (number, size) in self._answers or (number, size) in self._reports
-        cannot_compare = (STOCK, size) in self._unasked
-        is_of_interest = number == STOCK or trial.stack.harm is not Harm.LOSSLESS
-        if known or cannot_compare or not is_of_interest:
+        if number == STOCK:
+            self._effective = measurement.effective
+        if number != STOCK and trial.stack.harm is Harm.LOSSLESS:
+            return measurement
+        if self._is_settled(number, size):
             return measurement
         began_s = self.bench.clock()
-        failure = self._ask_started(number, size, trial.arguments, server)
+        self._ask_started(number, size, trial.arguments, server)
         asked_s = self.bench.clock() - began_s
         wall_s = (measurement.wall_s or 0.0) + asked_s
-        if failure is None or number == STOCK or self.bench.interrupts.came:
-            return measurement.model_copy(update={"asked_s": asked_s, "wall_s": wall_s})
-        return Measurement(
-            status=Status.FAILED,
-            failure=failure,
-            effective=measurement.effective,
-            start_s=measurement.start_s,
-            wall_s=wall_s,
-            asked_s=asked_s,
-            versions=measurement.versions,
-            measured_at=measurement.measured_at,
-        )
+        return measurement.model_copy(update={"asked_s": asked_s, "wall_s": wall_s})
 
     def judge(self, entry: Entry, *, final: bool = False) -> None:
         """Compare a trial's answers with the stock ones, and ask first for those that are missing.
@@ -150,43 +130,41 @@ class TrialQuality:
         """
         trial = entry.trial
         size = self.rules.size if final else Size.SCREEN
-        at = (trial.number, size)
+        known = self._of(trial.number, size)
         if trial.stack.harm is Harm.LOSSLESS or entry.measurement.failure is not None:
             return
-        if at in self._reports:
+        if known.report is not None or self.refusal() is not None:
             return
-        theirs = self._answered(STOCK, self.study.base_arguments, size)
-        ours = self._answered(trial.number, trial.arguments, size) if theirs else None
+        began_s = self.bench.clock()
+        try:
+            theirs = self._answered(STOCK, self.study.base_arguments, size)
+            ours = self._answered(trial.number, trial.arguments, size) if theirs else None
+        finally:
+            self.spent_s += self.bench.clock() - began_s
         if theirs is None or ours is None:
             return
-        del self._answers[at]  # With the scores of every token, they take megabytes.
+        known.answers = None  # With the scores of every token, they take megabytes.
         report = report_on(self._asking(size), self.study.model, ours[0], *theirs)
         self.store.save_quality_report(report, study=self.study, trial=trial.number)
-        self._reports[at] = report
+        known.report = report
         if final or report.outcome != "fail":  # The search itself says who is out and why.
             self.bench.reporter.note(f"trial {trial.number}: {words.summary(report)}")
 
-    def expected_s(self, entries: Sequence[Entry]) -> float:
-        """About how long it takes to ask these trials as finalists, and the stock defaults.
+    def expected_s(self, entries: Sequence[Entry], *, final: bool = True) -> float:
+        """About how long it takes to ask these trials, and the stock defaults, what is missing.
 
-        By what an item took in the screens so far; 0 where there was none.
+        `final`: as finalists, at the servers of their confirmation; else a screen, at servers that
+        have to be started for it. By what an item took so far, or `ITEM_S`.
         """
-        screens = [
-            report.wall_s
-            for (_, size), report in self._reports.items()
-            if size is Size.SCREEN and report.wall_s is not None
-        ]
-        size = self.rules.size
-        missing = sum(
-            entry.trial.stack.harm is not Harm.LOSSLESS
-            and (entry.trial.number, size) not in self._reports
-            for entry in entries
-        )
-        if not screens or not missing:
+        size = self.rules.size if final else Size.SCREEN
+        lossy = [entry.trial for entry in entries if entry.trial.stack.harm is not Harm.LOSSLESS]
+        missing = [self._missing(trial.number, trial.arguments, size) for trial in lossy]
+        if not any(missing):
             return 0.0
-        passes = missing + (0 if (STOCK, size) in self._answers else 2)
-        items = [self._asking(each).count for each in (size, Size.SCREEN)]
-        return median(screens) * passes * items[0] / items[1]
+        missing.append(self._missing(STOCK, self.study.base_arguments, size))
+        starts = [one for entry in entries if (one := entry.measurement.start_s) is not None]
+        start_s = median(starts) if starts and not final else 0.0
+        return sum(missing) * self._item_s(size) + start_s * sum(map(bool, missing))
 
     # --- what came of it ---
 
@@ -201,9 +179,8 @@ class TrialQuality:
         for report in (final, screen):
             if report is not None and report.outcome == "fail":
                 return words.summary(report)
-        if final is not None and final.outcome == "unclear" and self.rules.wants_proof:
-            more = "" if self.rules.size is Size.FULL else "; --quality-size full asks more"
-            return f"{words.summary(final)}{more}"
+        if final is not None and final.outcome == "unclear":
+            return f"{words.summary(final)}{self._what_asks_more()}"
         if screen is None and final is None:
             return self._why_unasked(trial.number, Size.SCREEN)
         return None
@@ -214,19 +191,34 @@ class TrialQuality:
             return None
         return self._why_unasked(trial.number, self.rules.size)
 
+    def refusal(self) -> str | None:
+        """Why nothing that may change answers can be vouched for, whatever it answers.
+
+        A limit may be on what the context of the stock defaults has no room for. Known once these
+        are measured.
+        """
+        if not self._is_checked:
+            self._is_checked = True
+            try:
+                check_limits(asked_suites(), self._plan(self.rules.size), self.rules.limits)
+            except BadGoal as error:
+                self._refusal = f"quality cannot be judged here: {error.message}"
+                self.bench.reporter.note(f"{self._refusal}; only lossless settings can win")
+        return self._refusal
+
     def leave_out(self, entries: Sequence[Entry], needed_s: float) -> None:
         """Note that there is no time to ask those of these trials that would have to be asked."""
         size = self.rules.size
         for entry in entries:
             if entry.trial.stack.harm is not Harm.LOSSLESS:
-                self._unasked[entry.trial.number, size] = (
+                self._of(entry.trial.number, size).unasked = (
                     f"no time was left for the questions of quality at {size} size, "
                     f"about {needed_s:.0f} s"
                 )
 
     def left_out(self, trial: Trial) -> str | None:
         """Why a trial could not be asked as a finalist; `None` if nothing was in the way."""
-        return self._unasked.get((trial.number, self.rules.size))
+        return self._of(trial.number, self.rules.size).unasked
 
     def verdict(self, number: int) -> str | None:
         """The last that is known of a trial's answers, in one line; `None` if nothing is."""
@@ -236,43 +228,77 @@ class TrialQuality:
 
     # --- the parts ---
 
+    def _of(self, number: int, size: Size) -> _Known:
+        return self._known.setdefault((number, size), _Known())
+
     def _reports_of(self, number: int) -> tuple[QualityReport | None, QualityReport | None]:
         """The reports of a trial: its screen, and as a finalist."""
-        return self._reports.get((number, Size.SCREEN)), self._reports.get(
-            (number, self.rules.size)
-        )
+        return self._of(number, Size.SCREEN).report, self._of(number, self.rules.size).report
+
+    def _is_settled(self, number: int, size: Size) -> bool:
+        """Whether asking a trial would tell nothing more, or could not be compared."""
+        known = self._of(number, size)
+        if known.answers is not None or known.report is not None or known.unasked is not None:
+            return True
+        return self._of(STOCK, size).unasked is not None or self.refusal() is not None
+
+    def _missing(self, number: int, arguments: Mapping[str, JsonValue], size: Size) -> int:
+        """How many items a trial would be asked now."""
+        if self._is_settled(number, size):
+            return 0
+        known = self._of(number, size)
+        if known.missing is None:
+            subject = self._served(number, arguments)
+            known.missing = self._book.missing(self._asking(size), subject, self._passes(number))
+        return known.missing
+
+    def _item_s(self, size: Size) -> float:
+        """What an item took in the reports so far, of this size if there are any."""
+        for each in (size, Size.SCREEN):
+            found = [
+                known.report.wall_s / self._asking(each).count
+                for (_, its_size), known in self._known.items()
+                if its_size is each and known.report is not None
+                if known.report.wall_s is not None
+            ]
+            if found:
+                return median(found)
+        return ITEM_S
 
     def _why_unasked(self, number: int, size: Size) -> str:
-        default = (
-            f"it may change answers, and was not asked the questions of quality at {size} size"
+        return (
+            self.refusal()
+            or self._of(STOCK, size).unasked
+            or self._of(number, size).unasked
+            or f"it may change answers, and was not asked the questions of quality at {size} size"
         )
-        return self._unasked.get((STOCK, size)) or self._unasked.get((number, size)) or default
 
-    def _note_unasked(self, number: int, size: Size, failure: Failure) -> None:
-        who = "the stock defaults" if number == STOCK else "it"
-        reason = (
-            f"{who} could not be asked the questions of quality at {size} size: "
-            f"{failure.failure}: {failure.message}"
-        )
-        self._unasked[number, size] = reason
+    def _what_asks_more(self) -> str:
+        larger = {Size.SCREEN: Size.STANDARD, Size.STANDARD: Size.FULL}.get(self.rules.size)
+        if larger is None or self._asking(larger).count <= self._asking(self.rules.size).count:
+            return ""
+        return f"; --quality-size {larger} asks more"
+
+    def _note_unasked(self, number: int, size: Size, reason: str) -> None:
+        self._of(number, size).unasked = reason
         self.bench.reporter.note(reason if number == STOCK else f"trial {number}: {reason}")
 
     def _answered(
         self, number: int, arguments: Mapping[str, JsonValue], size: Size
     ) -> list[Asked] | None:
         """What a trial answered, each time; `None` where it cannot be asked."""
-        if (number, size) not in self._answers and (number, size) not in self._unasked:
+        known = self._of(number, size)
+        if known.answers is None and known.unasked is None:
             try:
-                served = self._served(number, arguments)
-                self._answers[number, size] = self._ask(number, served, size)
+                known.answers = self._ask(number, self._served(number, arguments), size)
             except EngineError as error:
-                self._note_unasked(number, size, failure_of(error))
-        return self._answers.get((number, size))
+                self._note_unasked(number, size, _cannot_ask(number, size, failure_of(error)))
+        return known.answers
 
     def _ask_started(
         self, number: int, size: Size, arguments: Mapping[str, JsonValue], server: RunningServer
-    ) -> Failure | None:
-        """Ask a server that runs already; returns why that had to end, if it had to."""
+    ) -> None:
+        """Ask a server that runs already, until it dies or there is an interrupt."""
 
         def stopped() -> Failure | None:
             if self.bench.interrupts.came:
@@ -286,36 +312,59 @@ class TrialQuality:
         except EngineError as error:
             failure = failure_of(error)
         if failure is None:
-            self._answers[number, size] = found
+            self._of(number, size).answers = found
         elif self.bench.interrupts.came:
             self.bench.reporter.note(
                 "the questions were interrupted: what was measured is kept, and the same command "
                 "asks what is missing"
             )
         elif number == STOCK:
-            self._note_unasked(number, size, failure)
-        return failure
+            self._note_unasked(number, size, _cannot_ask(number, size, failure))
+        else:
+            self._of(number, size).unasked = (
+                "while it was asked the questions of quality, after its load: "
+                f"{failure.failure}: {failure.message}"
+            )
 
     def _ask(self, number: int, subject: Subject, size: Size) -> list[Asked]:
-        once = Pass("the candidate", self.seed, CONCURRENCY)
-        twice = [
+        self._of(number, size).missing = None
+        return self._book.ask(self._asking(size), subject, self._passes(number))
+
+    def _passes(self, number: int) -> list[Pass]:
+        if number != STOCK:
+            return [Pass("the candidate", self.seed, CONCURRENCY)]
+        return [
             Pass("the stock defaults", self.seed, CONCURRENCY),
             Pass("the stock defaults again", self.seed + 1, AGAIN_CONCURRENCY),
         ]
-        book = AnswerBook(self.store, self.bench.reporter, reuse=self.reuse)
-        return book.ask(self._asking(size), subject, twice if number == STOCK else [once])
+
+    @property
+    def _book(self) -> AnswerBook:
+        return AnswerBook(self.store, self.bench.reporter, reuse=self.reuse)
 
     def _asking(self, size: Size) -> Questions:
+        """What is asked: everything in a screen, and of finalists what can prove the limits."""
         if size not in self._questions:
-            prompts = prompt_texts(self.workload.requests)[:MOST_PROMPTS]
-            plan = SuitePlan(size=size, seed=self.seed, workload=prompts)
-            if size is Size.FULL:
-                plan = plan_for(self.rules.limits, plan)
-            stock = self._served(STOCK, self.study.base_arguments)
-            self._questions[size] = Questions(
-                asked_suites(), fitting(plan, stock), self.rules.limits
+            plan, limits = self._plan(size), self.rules.limits
+            self._questions[size] = (
+                Questions(asked_suites(), plan, limits)
+                if size is Size.SCREEN
+                else proving(asked_suites(), plan, limits)
             )
         return self._questions[size]
+
+    def _plan(self, size: Size) -> SuitePlan:
+        prompts = prompt_texts(self.workload.requests)[:MOST_PROMPTS]
+        return SuitePlan(size, self.seed, self._context_tokens(), workload=prompts)
+
+    def _context_tokens(self) -> int | None:
+        """What the stock server said, or else what its arguments and the checkpoint say."""
+        if self._effective is None:
+            rows = [row for row in self.store.trials(self.study) if row.number == STOCK]
+            found = rows[0].measurement if rows else None
+            self._effective = None if found is None else found.effective
+        said = None if self._effective is None else self._effective.max_model_len_tokens
+        return said or self._served(STOCK, self.study.base_arguments).max_tokens
 
     def _served(self, number: int, arguments: Mapping[str, JsonValue]) -> ServedSubject:
         bench = self.bench
@@ -332,3 +381,11 @@ class TrialQuality:
             start_timeout_s=bench.start_timeout_s,
             request_timeout_s=bench.plan.request_timeout_s,
         )
+
+
+def _cannot_ask(number: int, size: Size, failure: Failure) -> str:
+    who = "the stock defaults" if number == STOCK else "it"
+    return (
+        f"{who} could not be asked the questions of quality at {size} size: "
+        f"{failure.failure}: {failure.message}"
+    )

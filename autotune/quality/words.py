@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from kvtune.autotune.words import digits
@@ -157,11 +158,14 @@ def _loss(figure: QualityFigure, *, limit: bool = False) -> str:
 
 def _share_of_limit(figure: QualityFigure) -> float:
     """How much of what is allowed was lost; above 1 is beyond the limit, below 0 a gain."""
-    change = figure.change.estimate
-    if figure.kind == "level":
-        allowed = figure.limit - figure.baseline
-        return change / allowed if allowed else 0.0
-    return (change if figure.better == "lower" else -change) / figure.limit
+    sign = 1 if figure.better == "lower" else -1
+    lost = sign * figure.change.estimate
+    if figure.kind == "difference":
+        return lost / figure.limit
+    allowed = sign * (figure.limit - figure.baseline)
+    if allowed > 0:
+        return lost / allowed
+    return math.inf if _is_beyond(figure) else lost
 
 
 def _is_beyond(figure: QualityFigure) -> bool:

@@ -65,6 +65,21 @@ class Asked(Stored):
         return sum(answer.error is not None for suite in self.suites for answer in suite.answers)
 
 
+def items_for(limit: Limit) -> int | None:
+    """How many items support a limit where hardly any changes, with some to spare.
+
+    `None` where nothing but the answers can tell: of levels and of unbounded metrics. At most
+    `MOST_PER_CATEGORY`.
+    """
+    metric = limit.metric
+    if metric.kind != "difference" or metric.bounds is None:
+        return None
+    needed = paired.items_needed(limit.value / (metric.bounds[1] - metric.bounds[0]))
+    if needed is None:
+        return MOST_PER_CATEGORY
+    return min(MOST_PER_CATEGORY, math.ceil(SPARE * needed))
+
+
 def plan_for(
     limits: Sequence[Limit], plan: SuitePlan, *, most_per_category: int = MOST_PER_CATEGORY
 ) -> SuitePlan:
@@ -74,15 +89,14 @@ def plan_for(
     size, and a number that the plan already names stays.
     """
     needed = [
-        paired.items_needed(limit.value / (limit.metric.bounds[1] - limit.metric.bounds[0]))
+        count
         for limit in limits
-        if limit.metric.kind == "difference" and limit.metric.bounds and not limit.pooled
-        if limit.suite != ANY
+        if not limit.pooled and limit.suite != ANY
+        if (count := items_for(limit)) is not None
     ]
     if plan.per_category is not None or not needed:
         return plan
-    counts = [most_per_category if count is None else math.ceil(SPARE * count) for count in needed]
-    return replace(plan, per_category=min(most_per_category, max(counts)))
+    return replace(plan, per_category=min(most_per_category, max(needed)))
 
 
 async def ask_suites(
@@ -165,6 +179,7 @@ def compare(
             "size": ours.plan.size.value,
             "seed": ours.plan.seed,
             "wall_s": ours.wall_s,
+            "unanswered": sum(each.errors for each in (ours, theirs, again) if each is not None),
             "versions": {**theirs.versions, **ours.versions},
         }
     )

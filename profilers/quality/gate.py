@@ -23,7 +23,7 @@ from typing import Literal
 
 from kvtune.profilers.quality import paired
 from kvtune.profilers.quality.figures import Evidence, Row, Ruling, evidence
-from kvtune.profilers.quality.limits import ANY, Limit, find_limit, limit_text
+from kvtune.profilers.quality.limits import ANY, Limit, find_limit, limit_text, suite_counts
 from kvtune.types import NegativeSample, QualityFigure, QualityPoint, QualityReport
 
 Outcome = Literal["pass", "fail", "unclear"]
@@ -93,7 +93,8 @@ def report(
 ) -> QualityReport:
     """The figures with the outcome of those that count; see the module's text.
 
-    A suite that was skipped and a limit that nothing answers leave the outcome unclear.
+    A suite that counts and was skipped leaves the outcome unclear, and so does a limit that nothing
+    answers.
     """
     figures = judge(rows, limits, spoiled)
     outcomes: list[Outcome] = [figure.outcome for figure in figures if figure.decides]
@@ -103,7 +104,8 @@ def report(
             outcomes.append("unclear")
             warnings.append(f"nothing was asked that {limit_text(limit)!r} could be judged by")
     judges_answers = any(figure.decides and figure.suite != ANY for figure in figures)
-    if skipped or not (judges_answers or limits):
+    missing = any(suite_counts(suite, limits) for suite in skipped or ())
+    if missing or not (judges_answers or limits):
         outcomes.append("unclear")
     return QualityReport(
         outcome=next(each for each in ("fail", "unclear", "pass") if each in outcomes),

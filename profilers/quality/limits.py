@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -92,6 +92,24 @@ def limit_text(limit: Limit) -> str:
     signed = -number if change and limit.metric.better == "higher" else number
     sign = ">=" if limit.metric.better == "higher" else "<="
     return f"{name}.{limit.metric.name} {sign} {format(signed.normalize(), 'f')}{unit}"
+
+
+def own_limits(suites: Iterable[Suite]) -> tuple[Limit, ...]:
+    """What suites themselves allow of the metrics that count without being named."""
+    return tuple(
+        Limit(suite.name, metric, metric.limit)
+        for suite in suites
+        for metric in suite.metrics
+        if metric is suite.metrics[0] or metric.decides or metric.kind == "level"
+    )
+
+
+def suite_counts(suite: str, limits: Sequence[Limit]) -> bool:
+    """Whether a suite's answers decide: all do without limits, and where one is on broken outputs.
+
+    Broken outputs are judged over the items of whatever is asked.
+    """
+    return not limits or any(limit.suite in (suite, ANY) for limit in limits)
 
 
 def find_limit(

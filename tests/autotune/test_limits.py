@@ -1,7 +1,5 @@
 """What a search is told to hold answers to."""
 
-import pytest
-
 from kvtune.autotune.limits import QualityRules
 from kvtune.profilers.quality.limits import parse_limits
 from kvtune.profilers.quality.suite import Size
@@ -9,19 +7,6 @@ from kvtune.profilers.quality.suite import Size
 
 def rules(*limits, size=Size.STANDARD):
     return QualityRules(parse_limits(limits), size)
-
-
-@pytest.mark.parametrize(
-    ("given", "proof"),
-    [
-        (rules(), True),
-        (rules(size=Size.FULL), True),
-        (rules("kl <= 0.02", size=Size.SCREEN), True),
-        (rules(size=Size.SCREEN), False),
-    ],
-)
-def test_only_a_bare_screen_leaves_the_burden_of_proof_with_the_doubt(given, proof):
-    assert given.wants_proof is proof
 
 
 def test_the_order_of_limits_is_no_other_study():

@@ -10,22 +10,24 @@ from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Su
 from kvtune.types import EffectiveConfig
 
 RIGHT = QualityMetric("right", "share", "higher", "difference", 0.05)
-SCREEN_ITEMS, STANDARD_ITEMS = 20, 150
+SCREEN_ITEMS, STANDARD_ITEMS, FULL_ITEMS = 20, 150, 200
 """Too few to prove that 5 points are not lost, and enough."""
+
+ITEMS = {Size.SCREEN: SCREEN_ITEMS, Size.STANDARD: STANDARD_ITEMS, Size.FULL: FULL_ITEMS}
 
 ONE_POINT = Limit("words", RIGHT, 0.01)
 """More than the standard items can prove."""
 
 
 class Words(Suite):
-    """Items that are right when the answer repeats the prompt."""
+    """Items that are right when the answer repeats the prompt; never more than a size has."""
 
     name, says = "words", "nothing is repeated any more"
     metrics = (RIGHT,)
 
     def items(self, plan):
-        count = SCREEN_ITEMS if plan.size is Size.SCREEN else STANDARD_ITEMS
-        return tuple(Item(f"{self.name}-{n}", "one", prompt=f"word {n}") for n in range(count))
+        numbers = range(ITEMS[plan.size])
+        return tuple(Item(f"{self.name}-{n}", "one", prompt=f"word {n}") for n in numbers)
 
     def figures(self, item, ours, theirs):
         return {"right": tuple(float(a.texts[0] == item.prompt) for a in (ours, theirs))}

@@ -1,5 +1,7 @@
 """What a search may hold answers against, and what asking will take."""
 
+from dataclasses import replace
+
 import pytest
 from contracts.landscape import workload
 from contracts.questions import SCREEN_ITEMS, STANDARD_ITEMS, Questioned, Words
@@ -7,7 +9,8 @@ from contracts.store_values import a_quality_report
 
 from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import QualityRules
-from kvtune.autotune.quality.trials import asked_suites, read_limits
+from kvtune.autotune.quality.sizing import asked_suites, read_limits
+from kvtune.autotune.quality.trials import ITEM_S
 from kvtune.errors import BadGoal
 from kvtune.profilers.quality.suite import Size
 from kvtune.types import Choice, Harm, Measurement, PolicyStack, Status, Trial
@@ -25,18 +28,31 @@ def entry(number, harm=Harm.NEAR_LOSSLESS):
     return Entry(trial, Measurement(status=Status.OK), reused=True)
 
 
-@pytest.fixture
-def quality_of(tuning_on, landscape, store, monkeypatch):
-    """The quality of a study's trials, given reports of (trial, size, outcome)."""
-    monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Words(),))
-    monkeypatch.setattr("kvtune.autotune.quality.subjects.ServerAsker", Questioned().asker)
+def replace_start(measured, start_s):
+    """The entry of a trial whose server took so long to start."""
+    update = {"start_s": start_s}
+    return replace(measured, measurement=measured.measurement.model_copy(update=update))
 
-    def make(*reports, rules=QualityRules(), **options):  # noqa: B008 - it is frozen
-        study = tuning_on(name="s").study
+
+@pytest.fixture
+def questioned(monkeypatch):
+    """Whom the trials of a test ask."""
+    made = Questioned()
+    monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Words(),))
+    monkeypatch.setattr("kvtune.autotune.quality.subjects.ServerAsker", made.asker)
+    return made
+
+
+@pytest.fixture
+def quality_of(tuning_on, landscape, store, questioned):
+    """The quality of a study's trials, given reports of (trial, size, outcome)."""
+
+    def make(*reports, rules=QualityRules(), name="s", unanswered=0, **options):  # noqa: B008
+        study = tuning_on(name=name).study
         for trial, size, outcome in reports:
-            found = a_quality_report(outcome=outcome, size=size, wall_s=10.0)
+            found = a_quality_report(outcome=outcome, size=size, wall_s=10.0, unanswered=unanswered)
             store.save_quality_report(found, study=study, trial=trial)
-        return tuning_on(name="s", quality=rules, **options).quality
+        return tuning_on(name=name, quality=rules, engine=questioned.engine, **options).quality
 
     return make
 
@@ -92,10 +108,37 @@ def test_finalists_take_as_long_as_an_item_of_a_screen_did(quality_of):
     assert known.expected_s([entry(3, Harm.LOSSLESS)]) == 0.0
 
 
-def test_nothing_is_expected_of_what_is_known_or_was_never_timed(quality_of):
-    assert quality_of().expected_s([entry(1)]) == 0.0
+def test_nothing_is_expected_of_what_is_known(quality_of):
     done = quality_of((1, "screen", "unclear"), (1, "standard", "pass"))
     assert done.expected_s([entry(1)]) == 0.0
+
+
+def test_an_item_takes_what_is_stated_until_one_was_asked(quality_of):
+    assert quality_of().expected_s([entry(1)]) == 3 * STANDARD_ITEMS * ITEM_S
+
+
+def test_a_screen_after_the_measurement_takes_servers_of_its_own(quality_of):
+    measured = [replace_start(entry(number), 7.0) for number in (1, 2)]
+    expected_s = quality_of().expected_s(measured, final=False)
+    assert expected_s == 4 * SCREEN_ITEMS * ITEM_S + 3 * 7.0
+
+
+def test_what_is_kept_of_the_answers_is_not_expected_again(quality_of, questioned):
+    quality = quality_of()
+    quality.judge(entry(1))
+    assert questioned.launched == [{}, {"kv-cache-dtype": 1}]
+    other = quality_of(name="other")
+    assert other.expected_s([entry(1)], final=False) == 0.0
+    assert other.expected_s([entry(2)], final=False) == SCREEN_ITEMS * ITEM_S
+
+
+def test_the_time_on_servers_of_its_own_is_counted(quality_of):
+    quality = quality_of()
+    quality.bench = replace(quality.bench, clock=iter(range(0, 100, 5)).__next__)
+    quality.judge(entry(1))
+    assert quality.spent_s == 5.0
+    quality.judge(entry(1))
+    assert quality.spent_s == 5.0, "it was judged"
 
 
 # --- reports from before ------------------------------------------------------------------------
@@ -112,7 +155,8 @@ def test_nothing_is_expected_of_what_is_known_or_was_never_timed(quality_of):
         ([(1, "screen", "fail"), (1, "standard", "pass")], Size.STANDARD, "screen size", None),
         ([(1, "screen", "pass"), (1, "standard", "fail")], Size.STANDARD, "standard size", None),
         ([(1, "standard", "unclear")], Size.STANDARD, "full asks more", None),
-        ([(1, "screen", "unclear")], Size.SCREEN, None, None),
+        ([(1, "screen", "unclear")], Size.SCREEN, "standard asks more", None),
+        ([(1, "screen", "pass")], Size.SCREEN, None, None),
     ],
 )
 def test_reports_of_an_earlier_search_count(reports, size, objects, unproved, quality_of):
@@ -120,6 +164,17 @@ def test_reports_of_an_earlier_search_count(reports, size, objects, unproved, qu
     trial = entry(1).trial
     for said, wanted in ((quality.objection(trial), objects), (quality.unproved(trial), unproved)):
         assert said is None if wanted is None else wanted in said
+
+
+@pytest.mark.parametrize("given", [{"unanswered": 1}, {"remeasure": True}])
+def test_a_report_with_items_unanswered_or_that_is_not_wanted_is_made_again(
+    given, quality_of, questioned
+):
+    quality = quality_of((1, "screen", "fail"), **given)
+    assert "was not asked" in quality.objection(entry(1).trial)
+    quality.judge(entry(1))
+    assert len(questioned.asked) == 3
+    assert quality.objection(entry(1).trial) is None
 
 
 def test_what_cannot_change_answers_needs_no_report(quality_of):
