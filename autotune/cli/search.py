@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "Example: kvtune search --model ./model --workload requests.jsonl "
-    '--goal "p95 ttft <= 800ms" --goal "p95 itl <= 80ms" --quality "needle >= -1pt" --budget 12'
+    '--goal "p95 ttft <= 800ms" --goal "p95 itl <= 80ms" --quality "needle >= -5pt" --budget 12'
 )
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from kvtune.autotune.quality.answers import Questions, prompt_texts
 from kvtune.errors import BadGoal
-from kvtune.profilers.quality.compare import items_for, plan_for
+from kvtune.profilers.quality.compare import MOST_PER_CATEGORY, items_for, plan_for
 from kvtune.profilers.quality.limits import (
     ANY,
     BROKEN_OUTPUT,
@@ -121,7 +121,7 @@ def _items_of_category(limits: Sequence[Limit], plan: SuitePlan, size: Mapping[s
     """How many items of each category a suite's limits need; 0 where they do not say."""
     together = [items_for(limit) or 0 for limit in limits if limit.pooled]
     share = math.ceil(max(together, default=0) / max(1, len(size)))
-    return max(share, plan_for(limits, plan).per_category or 0)
+    return max(min(MOST_PER_CATEGORY, share), plan_for(limits, plan).per_category or 0)
 
 
 def _more_texts(texts: Mapping[str, Counter[str]], limits: Sequence[Limit]) -> dict[str, int]:
@@ -132,5 +132,7 @@ def _more_texts(texts: Mapping[str, Counter[str]], limits: Sequence[Limit]) -> d
     if total >= needed:
         return {}
     return {
-        name: math.ceil(max(own.values()) * needed / total) for name, own in texts.items() if own
+        name: min(MOST_PER_CATEGORY, math.ceil(max(own.values()) * needed / total))
+        for name, own in texts.items()
+        if own
     }

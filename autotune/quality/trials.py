@@ -203,7 +203,6 @@ class TrialQuality:
                 check_limits(asked_suites(), self._plan(self.rules.size), self.rules.limits)
             except BadGoal as error:
                 self._refusal = f"quality cannot be judged here: {error.message}"
-                self.bench.reporter.note(f"{self._refusal}; only lossless settings can win")
         return self._refusal
 
     def leave_out(self, entries: Sequence[Entry], needed_s: float) -> None:

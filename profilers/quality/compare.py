@@ -68,16 +68,13 @@ class Asked(Stored):
 def items_for(limit: Limit) -> int | None:
     """How many items support a limit where hardly any changes, with some to spare.
 
-    `None` where nothing but the answers can tell: of levels and of unbounded metrics. At most
-    `MOST_PER_CATEGORY`.
+    `None` where nothing but the answers can tell: of levels and of unbounded metrics.
     """
     metric = limit.metric
     if metric.kind != "difference" or metric.bounds is None:
         return None
     needed = paired.items_needed(limit.value / (metric.bounds[1] - metric.bounds[0]))
-    if needed is None:
-        return MOST_PER_CATEGORY
-    return min(MOST_PER_CATEGORY, math.ceil(SPARE * needed))
+    return math.ceil(SPARE * (paired.MOST_ITEMS if needed is None else needed))
 
 
 def plan_for(

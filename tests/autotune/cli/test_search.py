@@ -118,6 +118,10 @@ BAD = {
         ["--quality", "needle/multikey >= -1pt"],
         "needle has no category 'multikey' at standard size",
     ),
+    "a quality limit that the context leaves nothing for": (
+        ["--quality", "fidelity/1k-2k.kl <= 0.02", "--engine-args", "--max-model-len 1k"],
+        "no item of it fits a context of 1000 tokens",
+    ),
     "a quality limit on the user's own data": (
         ["--quality", "yours >= -1pt"],
         "unknown suite or metric 'yours'",

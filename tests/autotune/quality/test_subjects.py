@@ -90,7 +90,8 @@ def test_a_server_is_known_by_all_that_its_answers_depend_on(tmp_path):
     )
     assert plain.key == same.key != other.key
     assert "--block-size 16" in other.by
-    assert served(tmp_path, **{"max-model-len": 2048}).max_tokens == 2048
+    for given, tokens in ((2048, 2048), ("1k", 1000), ("1K", 1024), ("auto", None)):
+        assert served(tmp_path, **{"max-model-len": given}).max_tokens == tokens
 
 
 def test_a_server_is_known_by_its_checkpoint_and_environment(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from contracts.landscape import workload
-from contracts.questions import SCREEN_ITEMS, STANDARD_ITEMS, Questioned, Words
+from contracts.questions import RIGHT, SCREEN_ITEMS, STANDARD_ITEMS, Questioned, Words
 from contracts.store_values import a_quality_report
 
 from kvtune.autotune.ledger import Entry
@@ -12,8 +12,17 @@ from kvtune.autotune.limits import QualityRules
 from kvtune.autotune.quality.sizing import asked_suites, read_limits
 from kvtune.autotune.quality.trials import ITEM_S
 from kvtune.errors import BadGoal
-from kvtune.profilers.quality.suite import Size
-from kvtune.types import Choice, Harm, Measurement, PolicyStack, Status, Trial
+from kvtune.profilers.quality.limits import Limit
+from kvtune.profilers.quality.suite import Item, Size
+from kvtune.types import (
+    Choice,
+    EffectiveConfig,
+    Harm,
+    Measurement,
+    PolicyStack,
+    Status,
+    Trial,
+)
 
 
 def entry(number, harm=Harm.NEAR_LOSSLESS):
@@ -47,12 +56,13 @@ def questioned(monkeypatch):
 def quality_of(tuning_on, landscape, store, questioned):
     """The quality of a study's trials, given reports of (trial, size, outcome)."""
 
-    def make(*reports, rules=QualityRules(), name="s", unanswered=0, **options):  # noqa: B008
-        study = tuning_on(name=name).study
+    def make(*reports, rules=QualityRules(), name="s", base=None, unanswered=0, **options):  # noqa: B008
+        study = tuning_on(name=name, base=base).study
         for trial, size, outcome in reports:
             found = a_quality_report(outcome=outcome, size=size, wall_s=10.0, unanswered=unanswered)
             store.save_quality_report(found, study=study, trial=trial)
-        return tuning_on(name=name, quality=rules, engine=questioned.engine, **options).quality
+        tuning = tuning_on(name=name, base=base, quality=rules, engine=questioned.engine, **options)
+        return tuning.quality
 
     return make
 
@@ -94,6 +104,61 @@ def test_the_suite_that_needs_data_is_not_asked():
     names = [suite.name for suite in asked_suites()]
     assert "yours" not in names
     assert {"needle", "fidelity", "instructions"} <= set(names)
+
+
+# --- the context ------------------------------------------------------------------------------
+
+
+class Contexts(Words):
+    """Words of which some need 1000 tokens."""
+
+    def items(self, plan):
+        fits = plan.max_tokens is None or plan.max_tokens >= 1000
+        long = [Item(f"long-{n}", "long", prompt="word") for n in range(20)]
+        return (*super().items(plan), *(long if fits else ()))
+
+
+def measured_with(tokens):
+    effective = EffectiveConfig(max_model_len_tokens=tokens)
+    return Measurement(status=Status.OK, effective=effective)
+
+
+def at_stock(quality, questioned, tokens):
+    """Ask the stock server, which says that it has so many tokens of context."""
+    stock = Trial(number=0, stack=PolicyStack(), base_arguments={}, repeats=1, seed=0)
+    return quality.at_server(stock, questioned.serve({}), measured_with(tokens))
+
+
+@pytest.fixture
+def with_contexts(monkeypatch, quality_of):
+    monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Contexts(),))
+    return quality_of
+
+
+@pytest.mark.parametrize(("tokens", "items"), [(999, SCREEN_ITEMS), (1000, SCREEN_ITEMS + 20)])
+def test_questions_fit_the_context_that_the_stock_server_told(
+    tokens, items, with_contexts, questioned
+):
+    at_stock(with_contexts(base={"max-model-len": "1k"}), questioned, tokens)
+    assert [len(one.keys) for one in questioned.asked] == [items, items]
+
+
+@pytest.mark.parametrize(("tokens", "is_refused"), [(999, True), (1000, False)])
+def test_limits_that_the_context_leaves_nothing_for_are_refused_once_it_is_known(
+    tokens, is_refused, with_contexts, questioned
+):
+    limit = Limit("words", RIGHT, 0.05, category="long")
+    quality = with_contexts(rules=QualityRules(limits=(limit,)))
+    measurement = at_stock(quality, questioned, tokens)
+    assert measurement.status is Status.OK
+    assert bool(questioned.asked) is not is_refused
+    assert (quality.refusal() is not None) is is_refused
+    if is_refused:
+        assert "'words/long.right >= -5pt': no item of it fits" in quality.refusal()
+        quality.judge(entry(1))
+        assert quality.objection(entry(1).trial) == quality.refusal()
+        assert quality.expected_s([entry(1)], final=False) == 0.0
+        assert questioned.launched == []
 
 
 # --- what asking will take ----------------------------------------------------------------------

@@ -186,6 +186,33 @@ def test_figures_of_all_kinds_are_held_against_their_own_limits(nearer, farther)
     assert "the worst, needle/a recall" in told
 
 
+@pytest.mark.parametrize(
+    ("better", "limit", "baseline", "candidate"),
+    [("lower", 0.02, 0.05, 0.06), ("higher", 0.9, 0.8, 0.7)],
+)
+def test_a_level_that_is_beyond_its_limit_from_the_start_is_the_worst(
+    better, limit, baseline, candidate
+):
+    level = figure(
+        suite="fidelity",
+        category="c",
+        kind="level",
+        better=better,
+        limit=limit,
+        baseline=baseline,
+        candidate=candidate,
+        change=interval(candidate - baseline),
+        outcome="fail",
+    )
+    told = summary(
+        figure(category="a", outcome="fail", change=interval(-0.5)),
+        figure(category="b", outcome="fail", change=interval(-0.4)),
+        level,
+        outcome="fail",
+    )
+    assert "worse than allowed: fidelity/c recall" in told
+
+
 def test_a_failure_says_by_how_much_and_what_was_allowed():
     told = summary(
         figure(outcome="fail", change=interval(-0.123, -0.16, -0.08), limit=0.01),

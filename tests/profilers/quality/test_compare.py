@@ -209,6 +209,7 @@ def test_a_suite_without_answers_is_skipped_with_the_reason():
     assert report.outcome == "unclear"
     assert report.figures == ()
     assert report.skipped == {"numbers": "120 of 120 items failed: connection refused"}
+    assert report.unanswered == 120
 
 
 def test_failed_items_of_the_second_run_leave_the_floor():

@@ -410,6 +410,21 @@ def test_what_was_not_asked_is_no_pass():
     assert report([]).outcome == "unclear"
 
 
+@pytest.mark.parametrize(
+    ("limits", "outcome"),
+    [
+        ((), "unclear"),
+        ((Limit("needle", RECALL, 0.06),), "pass"),
+        ((Limit("needle", RECALL, 0.06), Limit("tools", RECALL, 0.06)), "unclear"),
+        ((Limit("needle", RECALL, 0.06), Limit(ANY, BROKEN_OUTPUT, 0.1)), "unclear"),
+    ],
+)
+def test_a_suite_that_was_skipped_matters_where_it_counts(limits, outcome):
+    fine = rows([(0.0, 0.0)] * 60, BROKEN_OUTPUT, suite=ANY, category="")
+    asked = [*rows(changed(0, 0, 60)), *(fine if limits[1:] else ())]
+    assert report(asked, limits, skipped={"tools": "too long"}).outcome == outcome
+
+
 def test_a_suite_that_lost_its_items_is_unclear_with_the_reason():
     found = report(rows(changed(40, 0, 60)), spoiled={"needle": "9 of 69 items failed: timeout"})
     assert found.outcome == "unclear"
