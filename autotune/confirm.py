@@ -7,6 +7,7 @@ are measured anew, since what was measured last week is not interleaved with tod
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -27,26 +28,26 @@ def confirm(
     clock: Callable[[], float] = time.monotonic,
     round_s: float = 0.0,
     asking_s: float = 0.0,
-    until_s: float | None = None,
+    until_s: float = math.inf,
     afterwards: AtServer | None = None,
 ) -> dict[int, Measurement]:
     """Map the number of each trial to one measurement with a value per round.
 
-    With `until_s`, a time of `clock`, no round begins that would end after it; `round_s` is how
-    long a round is thought to take, and `asking_s` how much longer the first one does because
-    `afterwards`, which gets every server, asks it questions. Empty when there was no time for any.
+    No round begins that would end after `until_s`, a time of `clock`; `round_s` is how long a round
+    is thought to take, and `asking_s` how much longer the first one does that is not known from
+    before, because `afterwards`, which gets every server, asks it questions. Empty when there was
+    no time for any.
     """
     parts: dict[int, list[Measurement]] = {trial.number: [] for trial in trials}
     for number in range(rounds):
         round_seed = seed + 1 + number
         began_s = clock()
-        needed_s = round_s + (0.0 if number else asking_s)
-        if until_s is not None and began_s + needed_s > until_s:
-            reporter.note(f"the time budget is spent after {number} rounds of confirmation")
-            break
         known = all(
             ledger.has(trial.stack, parent=trial.number, seed=round_seed) for trial in trials
         )
+        if not known and began_s + round_s + asking_s > until_s:
+            reporter.note(f"the time budget is spent after {number} rounds of confirmation")
+            break
         asked_s = 0.0
         for trial in trials if number % 2 == 0 else trials[::-1]:
             reporter.phase(f"Confirming trial {trial.number}, round {number + 1} of {rounds}")
@@ -64,7 +65,8 @@ def confirm(
             reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
             asked_s += 0.0 if entry.reused else entry.measurement.asked_s
             parts[trial.number].append(entry.measurement)
-        round_s = clock() - began_s - asked_s
+        if not known:
+            round_s, asking_s = clock() - began_s - asked_s, 0.0
     return {number: merged(measured) for number, measured in parts.items() if measured}
 
 

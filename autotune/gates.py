@@ -6,7 +6,7 @@ from kvtune.autotune.canary_gate import Canary
 from kvtune.autotune.ledger import Entry
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.profilers.quality import traffic
-from kvtune.types import Measurement
+from kvtune.types import Harm, Measurement
 
 
 class Gates:
@@ -39,3 +39,10 @@ class Gates:
     def left_out(self, entry: Entry) -> str | None:
         """Why a trial that was good enough to be confirmed was not."""
         return None if self._quality is None else self._quality.left_out(entry.trial)
+
+    def vouched(self, entry: Entry) -> str | None:
+        """What is known of the answers of a recommended trial, if it may change them."""
+        if entry.trial.stack.harm is Harm.LOSSLESS:
+            return None
+        found = None if self._quality is None else self._quality.verdict(entry.trial.number)
+        return found or "its answers were checked by the long-prompt canary only"

@@ -3,11 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
+from kvtune.autotune.gates import Gates
 from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import Budget
 from kvtune.autotune.quality.trials import TrialQuality
+from kvtune.autotune.standing import finalists
+from kvtune.types import Choice, Goal, Harm, Measurement, PolicyStack, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Finals:
+    """Who would be confirmed now, and who is left out because there is no time to ask them.
+
+    `asking_s` is what the questions to the chosen take, or would to those that are left out.
+    """
+
+    chosen: list[Entry]
+    left_out: list[Entry]
+    asking_s: float
+
+
+def finals(
+    goal: Goal,
+    points: Sequence[Entry],
+    gates: Gates,
+    budget: Budget,
+    quality: TrialQuality | None,
+    left_s: float,
+) -> Finals:
+    """The best trials, without those whose answers nobody would have the time to ask for."""
+    chosen = finalists(goal, points, gates, budget.finalists)
+    asking_s = 0.0 if quality is None else quality.expected_s(chosen)
+    if quality is None or not asking_s or asking_s + confirmation_s(points, budget) <= left_s:
+        return Finals(chosen, [], asking_s)
+    known = [
+        entry
+        for entry in points
+        if entry.trial.stack.harm is Harm.LOSSLESS or not quality.expected_s([entry])
+    ]
+    left_out = [entry for entry in chosen if entry not in known]
+    return Finals(finalists(goal, known, gates, budget.finalists), left_out, asking_s)
 
 
 def trial_s(points: Sequence[Entry]) -> float:
@@ -18,15 +56,24 @@ def trial_s(points: Sequence[Entry]) -> float:
 
 
 def needed_s(
-    points: Sequence[Entry], chosen: Sequence[Entry], budget: Budget, quality: TrialQuality | None
+    points: Sequence[Entry],
+    chosen: Sequence[Entry],
+    budget: Budget,
+    quality: TrialQuality | None,
+    *,
+    may_harm: bool,
 ) -> float:
     """What one more trial takes, and then the confirmation and the questions to its finalists.
 
-    `chosen` are those that would be finalists now.
+    `chosen` are those that would be finalists now. `may_harm`: the trial may change answers, so it
+    is asked a screen, and must be asked as a finalist if it comes out best.
     """
-    screens = [e.measurement.asked_s for e in points if e.trial.number and e.measurement.asked_s]
-    asking_s = median(screens) if screens else 0.0
+    asking_s = 0.0
     if quality is not None:
+        if may_harm:
+            newcomer = _newcomer(points)
+            asking_s = quality.expected_s([newcomer], final=False)
+            chosen = [newcomer, *chosen][: budget.finalists]
         asking_s += quality.expected_s(chosen)
     return trial_s(points) + confirmation_s(points, budget) + asking_s
 
@@ -35,3 +82,20 @@ def confirmation_s(points: Sequence[Entry], budget: Budget) -> float:
     """What the confirmation takes, without questions."""
     runs = budget.confirm_rounds * (budget.finalists + 1)
     return trial_s(points) * runs / budget.repeats
+
+
+def _newcomer(points: Sequence[Entry]) -> Entry:
+    """A trial of which nothing is known, but that it may change answers."""
+    choice = Choice(
+        policy="unknown",
+        parameters={},
+        arguments={"not-tried-yet": True},
+        harm=Harm.NEAR_LOSSLESS,
+    )
+    trial = points[0].trial.model_copy(
+        update={
+            "number": 1 + max(entry.trial.number for entry in points),
+            "stack": PolicyStack(choices=(choice,)),
+        }
+    )
+    return Entry(trial, Measurement(status=Status.OK), reused=False)

@@ -38,6 +38,14 @@ def rejected(
     return found
 
 
+def is_met_without_harm(goal: Goal, points: Sequence[Entry]) -> bool:
+    """Whether a lossless trial meets the goal."""
+    return any(
+        entry.trial.stack.harm is Harm.LOSSLESS and meets_goal(goal, entry.measurement)
+        for entry in points
+    )
+
+
 def ranked(goal: Goal, points: Sequence[Entry], gates: Gates) -> list[Entry]:
     """Measured trials beside the baseline: that meet the goal first, then by objective."""
     out = rejected(points, gates)

@@ -7,6 +7,7 @@ answers the long-prompt canary and the questions of the quality suites as well a
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,12 +21,12 @@ from kvtune.autotune.decide import (
     decide,
     doubts,
     mean_metrics,
-    meets_goal,
     objective_values,
 )
 from kvtune.autotune.forecast.foresight import Foresight, foresight_of
 from kvtune.autotune.gates import Gates
 from kvtune.autotune.guesses import first_guesses
+from kvtune.autotune.judging import judge_earlier, judge_finalists
 from kvtune.autotune.ledger import (
     RUNG_BASELINE,
     RUNG_LOSSLESS,
@@ -39,8 +40,8 @@ from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.search import Proposal, Search
 from kvtune.autotune.space import SearchSpace, build_space, infeasible_reason, stack_from
-from kvtune.autotune.spending import confirmation_s, needed_s, trial_s
-from kvtune.autotune.standing import finalists, rejected
+from kvtune.autotune.spending import Finals, finals, needed_s, trial_s
+from kvtune.autotune.standing import is_met_without_harm, rejected
 from kvtune.autotune.trial import AtServer, Bench
 from kvtune.engines.base import RunningServer
 from kvtune.policies.base import Context
@@ -85,7 +86,8 @@ class Tuning:
     foresight: Foresight = field(init=False)
     look: BaselineLook = field(init=False)
     quality: TrialQuality | None = field(init=False, default=None)
-    refused: set[str] = field(default_factory=set)
+    until_s: float = field(init=False, default=math.inf)
+    noted: set[str] = field(default_factory=set)
     interrupted: bool = False
 
     def __post_init__(self) -> None:
@@ -118,7 +120,8 @@ class Tuning:
 
         The next one is then ignored until the decision is saved.
         """
-        began_s = self.clock()
+        if self.budget.time_s is not None:
+            self.until_s = self.clock() + self.budget.time_s
         self.store.abandon_running(self.study)
         try:
             self.reporter.phase(f"Measuring 1 of {self.budget.trials}: stock defaults")
@@ -128,8 +131,8 @@ class Tuning:
             if is_hopeless(baseline.measurement):
                 self.reporter.note("nothing else is tried: no setting mends this")
             else:
-                self._search(context, baseline, began_s)
-                confirmed = self._confirmed(baseline, began_s)
+                self._search(context)
+                confirmed = self._confirmed(baseline)
         except KeyboardInterrupt:
             self.interrupted = True
             with self.bench.interrupts.first_ignored():
@@ -147,6 +150,11 @@ class Tuning:
         """Where progress goes."""
         return self.bench.reporter
 
+    @property
+    def gates(self) -> Gates:
+        """What a trial has to pass, by what is known of the baseline now."""
+        return Gates(self._stock(), self.quality)
+
     # --- the parts, in order ---
 
     def _context(self, baseline: Entry) -> Context:
@@ -159,7 +167,7 @@ class Tuning:
             self.foresight.learn(requests, runs[0], found, context, profile.step_time)
         return context
 
-    def _search(self, context: Context, baseline: Entry, began_s: float) -> None:
+    def _search(self, context: Context) -> None:
         lossless = build_space(context, harm=Harm.LOSSLESS)
         widest = build_space(context, harm=self.rules.max_harm)
         search = Search(self.study.name, self.store.url, seed=self.rules.seed)
@@ -168,19 +176,19 @@ class Tuning:
         if context.verdict is not None:
             for values in first_guesses(lossless, context.verdict.bottleneck):
                 search.suggest_first(lossless, values)
-        gates = Gates(baseline.measurement, self.quality)
-        self._judge(self._points())
+        if quality := self._judging():
+            judge_earlier(self._points(), quality, self.budget, self._left_s, self.reporter)
         exhausted = False
-        while self._affords_another(began_s):
+        while self._affords_another():
             unlocked = self._unlocked(lossless, widest, exhausted=exhausted)
             space = widest if unlocked else lossless
             if not space.knobs:
                 why = "; ".join(f"{name}: {reason}" for name, reason in space.refusals.items())
                 self.reporter.note(f"nothing can be searched here: {why}")
                 return
-            proposal, stack = self._propose(search, space, context, gates)
+            proposal, stack = self._propose(search, space, context)
             if proposal is not None:
-                self._try(search, proposal, stack, gates)
+                self._try(search, proposal, stack)
             elif unlocked or not self._unlocked(lossless, widest, exhausted=True):
                 self.reporter.note("every configuration of this space was measured or cannot run")
                 return
@@ -188,16 +196,16 @@ class Tuning:
                 exhausted = True
 
     def _propose(
-        self, search: Search, space: SearchSpace, context: Context, gates: Gates
+        self, search: Search, space: SearchSpace, context: Context
     ) -> tuple[Proposal | None, PolicyStack]:
         """A point that was not measured yet; what cannot fit is told to the sampler unmeasured."""
         for _ in range(SAMPLER_TRIES):
             proposal = search.ask(space)
             stack = stack_from(space, proposal.values, context)
             if (known := self._known(stack)) is not None:
-                self._tell(search, proposal, known, gates)
+                self._tell(search, proposal, known)
             elif reason := infeasible_reason(stack, context):
-                self._refuse(stack, reason)
+                self._note_once(reason, f"not launched, {describe(stack)} and others alike: ")
                 search.tell_failed(proposal)
             else:
                 return proposal, stack
@@ -209,12 +217,12 @@ class Tuning:
         drawn = search.ask_new(space, is_new)
         return drawn, PolicyStack() if drawn is None else stack_from(space, drawn.values, context)
 
-    def _refuse(self, stack: PolicyStack, reason: str) -> None:
-        if reason not in self.refused:
-            self.refused.add(reason)
-            self.reporter.note(f"not launched, {describe(stack)} and others alike: {reason}")
+    def _note_once(self, reason: str, about: str = "") -> None:
+        if reason not in self.noted:
+            self.noted.add(reason)
+            self.reporter.note(f"{about}{reason}")
 
-    def _try(self, search: Search, proposal: Proposal, stack: PolicyStack, gates: Gates) -> None:
+    def _try(self, search: Search, proposal: Proposal, stack: PolicyStack) -> None:
         rung = RUNG_LOSSLESS if stack.harm is Harm.LOSSLESS else RUNG_NEAR_LOSSLESS
         number = len(self._points()) + 1
         self.reporter.phase(f"Measuring {number} of {self.budget.trials}: {describe(stack)}")
@@ -223,20 +231,22 @@ class Tuning:
             entry = self._measure(stack, rung, proposal.optuna_number)
             if not entry.reused:
                 self.foresight.measured(entry.trial, entry.measurement)
-            self._judge([entry])
+            if quality := self._judging():
+                quality.judge(entry)
         except KeyboardInterrupt:
             search.tell_stopped(proposal)
             raise
-        if reason := gates.objection(entry):
+        if reason := self.gates.objection(entry):
             self.reporter.note(f"trial {entry.trial.number} is out: {reason}")
-        self._tell(search, proposal, entry, gates)
+        self._tell(search, proposal, entry)
 
-    def _confirmed(self, baseline: Entry, began_s: float) -> dict[int, Measurement]:
-        chosen = self._finalists(began_s)
-        trials = [entry.trial for entry in chosen]
+    def _confirmed(self, baseline: Entry) -> dict[int, Measurement]:
+        found = self._finals()
+        if self.quality is not None:
+            self.quality.leave_out(found.left_out, found.asking_s)
+        trials = [entry.trial for entry in found.chosen]
         if baseline.measurement.failure is None:
             trials.insert(0, baseline.trial)
-        time_s = self.budget.time_s
         may_harm = any(trial.stack.harm is not Harm.LOSSLESS for trial in trials)
         confirmed = confirm(
             trials,
@@ -247,24 +257,18 @@ class Tuning:
             seed=self.rules.seed,
             clock=self.clock,
             round_s=trial_s(self._points()) * len(trials),
-            asking_s=self.quality.expected_s(chosen) if self.quality else 0.0,
-            until_s=None if time_s is None else began_s + time_s,
+            asking_s=0.0 if found.left_out else found.asking_s,
+            until_s=self.until_s,
             afterwards=self.quality.at_server if self.quality and may_harm else None,
         )
-        self._judge([entry for entry in chosen if entry.trial.number in confirmed], final=True)
+        if quality := self._judging():
+            entries = [entry for entry in found.chosen if entry.trial.number in confirmed]
+            judge_finalists(entries, quality, self._left_s)
         return confirmed
-
-    def _judge(self, entries: list[Entry], *, final: bool = False) -> None:
-        """Have the answers of trials judged; without a baseline they cannot be."""
-        stock = self._stock()
-        if self.quality is None or stock is None or stock.failure is not None:
-            return
-        for entry in entries:
-            self.quality.judge(entry, final=final)
 
     def _decide(self, confirmed: dict[int, Measurement]) -> Decision:
         points = self._points()
-        out = rejected(points, Gates(self._stock(), self.quality), confirmed)
+        out = rejected(points, self.gates, confirmed)
         final = [
             Candidate(number, entry.trial.stack, confirmed.get(number, entry.measurement))
             for entry in points
@@ -272,20 +276,13 @@ class Tuning:
         ]
         stock = final.pop(0) if final and final[0].number == 0 else None
         decision = decide(self.study.goal, stock, final, out)
+        chosen = [entry for entry in points if entry.trial.number == decision.recommended]
         flight = self.bench.plan.concurrency
         more = [
-            *self._vouched(decision),
+            *(said for entry in chosen if (said := self.gates.vouched(entry))),
             *doubts(self.workload, flight, is_confirmed=bool(confirmed)),
         ]
         return decision.model_copy(update={"reasons": (*decision.reasons, *more)})
-
-    def _vouched(self, decision: Decision) -> list[str]:
-        """What is known of the answers of recommended settings that may change them."""
-        chosen = [e.trial for e in self._points() if e.trial.number == decision.recommended]
-        if not chosen or chosen[0].stack.harm is Harm.LOSSLESS:
-            return []
-        found = None if self.quality is None else self.quality.verdict(chosen[0].number)
-        return [found or "its answers were checked by the long-prompt canary only"]
 
     # --- small questions ---
 
@@ -307,9 +304,8 @@ class Tuning:
         """What is done at a server once it was measured."""
         if rung == RUNG_BASELINE:
             return self._at_baseline
-        stock = self._stock()
-        may_ask = rung == RUNG_NEAR_LOSSLESS and stock is not None and stock.failure is None
-        return self.quality.at_server if self.quality is not None and may_ask else None
+        quality = self._judging() if rung == RUNG_NEAR_LOSSLESS else None
+        return None if quality is None else quality.at_server
 
     def _at_baseline(
         self, trial: Trial, server: RunningServer, measurement: Measurement
@@ -328,20 +324,16 @@ class Tuning:
         """The measured trials without the confirmations."""
         return [entry for entry in self.ledger.entries if entry.trial.parent is None]
 
-    def _finalists(self, began_s: float) -> list[Entry]:
-        """What to confirm: nothing that may change answers where there is no time to ask it."""
-        points = self._points()
-        gates = Gates(self._stock(), self.quality)
-        chosen = finalists(self.study.goal, points, gates, self.budget.finalists)
-        if self.quality is None or self.budget.time_s is None:
-            return chosen
-        asking_s = self.quality.expected_s(chosen)
-        left_s = self.budget.time_s - (self.clock() - began_s)
-        if not asking_s or asking_s + confirmation_s(points, self.budget) <= left_s:
-            return chosen
-        self.quality.leave_out(chosen, asking_s)
-        lossless = [entry for entry in points if entry.trial.stack.harm is Harm.LOSSLESS]
-        return finalists(self.study.goal, lossless, gates, self.budget.finalists)
+    def _finals(self) -> Finals:
+        """Who would be confirmed now."""
+        return finals(
+            self.study.goal, self._points(), self.gates, self.budget, self.quality, self._left_s()
+        )
+
+    def _judging(self) -> TrialQuality | None:
+        """Who judges answers, if there is a baseline whose answers they can be compared with."""
+        stock = self._stock()
+        return None if stock is None or stock.failure is not None else self.quality
 
     def _stock(self) -> Measurement | None:
         """The baseline's measurement, once there is one."""
@@ -353,9 +345,9 @@ class Tuning:
                 return entry
         return None
 
-    def _tell(self, search: Search, proposal: Proposal, entry: Entry, gates: Gates) -> None:
+    def _tell(self, search: Search, proposal: Proposal, entry: Entry) -> None:
         values = objective_values(self.study.goal, entry.measurement)
-        if not values or gates.objection(entry):
+        if not values or self.gates.objection(entry):
             search.tell_failed(proposal)
             return
         violations = goal_violations(self.study.goal, mean_metrics(entry.measurement)).values()
@@ -367,31 +359,41 @@ class Tuning:
 
     def _unlocked(self, lossless: SearchSpace, widest: SearchSpace, *, exhausted: bool) -> bool:
         """Whether near-lossless levers may be tried now; `exhausted`: lossless ones all were."""
-        if self.rules.explore_lossy or not lossless.knobs:
-            return True
         points = self._points()
         tried_enough = exhausted or len(points) >= LOSSLESS_SHARE * self.budget.trials
-        goal_met = any(
-            meets_goal(self.study.goal, e.measurement)
-            for e in points
-            if e.trial.stack.harm is Harm.LOSSLESS
-        )
-        return len(widest.knobs) > len(lossless.knobs) and tried_enough and not goal_met
+        needed = tried_enough and not is_met_without_harm(self.study.goal, points)
+        may_harm = len(widest.knobs) > len(lossless.knobs)
+        wanted = self.rules.explore_lossy or not lossless.knobs or (may_harm and needed)
+        if not (wanted and may_harm and self.quality):
+            return wanted
+        if not (refused := self.quality.refusal()) and self._has_time(may_harm=True):
+            return True
+        why = refused or "no time is left to ask them the questions of quality"
+        self._note_once(f"settings that may change answers are not tried any more: {why}")
+        return False
 
-    def _affords_another(self, began_s: float) -> bool:
+    def _affords_another(self) -> bool:
         points = self._points()
         if len(points) >= self.budget.trials:
             return False
-        if self.budget.time_s is None:
-            return True
-        next_s = needed_s(points, self._finalists(began_s), self.budget, self.quality)
-        if self.clock() - began_s + next_s <= self.budget.time_s:
+        if self._has_time(may_harm=False):
             return True
         self.reporter.note(
             f"the time budget is spent after {len(points)} trials: "
             f"what is left goes to the confirmation"
         )
         return False
+
+    def _has_time(self, *, may_harm: bool) -> bool:
+        """Whether one more trial can be measured, confirmed, and asked if it `may_harm`."""
+        if self.until_s == math.inf:
+            return True
+        chosen = self._finals().chosen
+        needed = needed_s(self._points(), chosen, self.budget, self.quality, may_harm=may_harm)
+        return needed <= self._left_s()
+
+    def _left_s(self) -> float:
+        return self.until_s - self.clock()
 
 
 def _request_set(requests: tuple[Request, ...]) -> RequestSet:

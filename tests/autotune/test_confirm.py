@@ -18,8 +18,8 @@ def trial(number):
 
 @pytest.fixture
 def confirmed(landscape, tuning_on):
-    def go(numbers, rounds=3, reporter=None, **limits):
-        tuning = tuning_on()
+    def go(numbers, rounds=3, reporter=None, tuning=None, **limits):
+        tuning = tuning or tuning_on()
         for number in range(max(numbers) + 1):
             tuning.ledger.run(trial(number).stack, LOAD, repeats=1, seed=0, rung=1, canary=False)
         landscape.asked.clear()
@@ -67,6 +67,20 @@ def test_no_round_begins_that_would_end_too_late(confirmed, landscape):
 def test_without_time_for_one_round_there_is_nothing(confirmed, landscape):
     assert confirmed([0, 1], until_s=landscape.now_s + 1, round_s=5.0) == {}
     assert landscape.confirmed == []
+
+
+def test_rounds_that_are_known_need_no_time_and_tell_nothing_of_what_others_take(
+    confirmed, landscape, tuning_on
+):
+    landscape.trial_s = 10
+    tuning = tuning_on()
+    confirmed([0, 1], rounds=1, tuning=tuning)
+    late_s = landscape.now_s + 119
+    found = confirmed([0, 1], tuning=tuning, until_s=late_s, round_s=20.0, asking_s=100.0)
+    assert landscape.confirmed == [], "the first is known, another would be asked for 100 s more"
+    assert len(found[0].metrics["ttft_p95_s"]) == 1
+    confirmed([0, 1], tuning=tuning, until_s=late_s + 1, round_s=20.0, asking_s=100.0)
+    assert landscape.confirmed == [1, 0, 0, 1], "only one of them is asked"
 
 
 def test_nobody_to_confirm_is_nothing(landscape, tuning_on):

@@ -48,3 +48,18 @@ def test_what_nobody_asked_proves_nothing_where_proof_is_wanted():
     harmful = entry(Harm.NEAR_LOSSLESS, measured())
     assert Gates(measured(), quality(unproved="not asked")).unproved(harmful) == "not asked"
     assert Gates(measured(), None).unproved(harmful) is None
+
+
+@pytest.mark.parametrize(
+    ("harm", "found", "said"),
+    [
+        (Harm.LOSSLESS, "it passed", None),
+        (Harm.NEAR_LOSSLESS, "it passed", "it passed"),
+        (Harm.NEAR_LOSSLESS, None, "its answers were checked by the long-prompt canary only"),
+    ],
+)
+def test_what_is_known_of_answers_is_said_of_what_may_change_them(harm, found, said):
+    judged = SimpleNamespace(verdict=lambda number: found)
+    assert Gates(measured(), judged).vouched(entry(harm, measured())) == said
+    if found is None:
+        assert Gates(measured(), None).vouched(entry(harm, measured())) == said

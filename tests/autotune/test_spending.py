@@ -1,17 +1,36 @@
-"""What the rest of a search will take."""
+"""What the rest of a search will take, and who is confirmed in the time that is left."""
 
+import math
 from types import SimpleNamespace
+
+import pytest
 
 from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import Budget
-from kvtune.autotune.spending import needed_s, trial_s
-from kvtune.types import Measurement, PolicyStack, Status, Trial
+from kvtune.autotune.spending import finals, needed_s, trial_s
+from kvtune.types import Choice, Goal, Harm, Measurement, PolicyStack, Status, Trial
 
 
-def entry(number, wall_s, asked_s=0.0):
-    trial = Trial(number=number, stack=PolicyStack(), base_arguments={}, repeats=1, seed=0)
-    measurement = Measurement(status=Status.OK, wall_s=wall_s, asked_s=asked_s)
+def entry(number, wall_s, asked_s=0.0, *, harm=Harm.LOSSLESS, goodput=1.0):
+    choice = Choice(policy="p", parameters={}, arguments={"a": number}, harm=harm)
+    stack = PolicyStack(choices=(choice,) if number else ())
+    trial = Trial(number=number, stack=stack, base_arguments={}, repeats=1, seed=0)
+    metrics = {"goodput_requests_per_s": (goodput,)}
+    measurement = Measurement(status=Status.OK, wall_s=wall_s, asked_s=asked_s, metrics=metrics)
     return Entry(trial, measurement, reused=True)
+
+
+class Asking:
+    """Takes 20 s for a screen and 100 s for a finalist that is not `known`."""
+
+    def __init__(self, known=()):
+        self.known = known
+        self.about = []
+
+    def expected_s(self, entries, *, final=True):
+        lossy = [one.trial for one in entries if one.trial.stack.harm is not Harm.LOSSLESS]
+        self.about += [trial.arguments for trial in lossy]
+        return sum(100.0 if final else 20.0 for one in lossy if one.number not in self.known)
 
 
 POINTS = [entry(0, 30.0, 20.0), entry(1, 12.0), entry(2, 34.0, 20.0)]
@@ -24,13 +43,74 @@ def test_a_trial_takes_what_trials_took_without_their_questions():
     assert trial_s([entry(0, None)]) == 0.0
 
 
-def test_a_trial_more_means_a_screen_more_and_the_confirmation_afterwards():
+def test_a_trial_more_means_the_confirmation_afterwards():
     budget = Budget(trials=9, finalists=2, confirm_rounds=3)
-    assert needed_s(POINTS, [], budget, None) == 12 * (1 + 3 * 3) + 20
-    quality = SimpleNamespace(expected_s=lambda chosen: 100.0 * len(chosen))
-    assert needed_s(POINTS, POINTS[1:], budget, quality) == 12 * (1 + 3 * 3) + 20 + 200
+    for may_harm in (False, True):
+        assert needed_s(POINTS, [], budget, None, may_harm=may_harm) == 12 * (1 + 3 * 3)
+    twice = Budget(trials=9, finalists=1, confirm_rounds=2, repeats=2)
+    assert needed_s([POINTS[1]], [], twice, None, may_harm=False) == 12 * (1 + 4 / 2)
 
 
-def test_where_nothing_was_asked_nothing_is_set_aside():
-    budget = Budget(trials=9, finalists=1, confirm_rounds=2, repeats=2)
-    assert needed_s([POINTS[1]], [], budget, None) == 12 * (1 + 4 / 2)
+@pytest.mark.parametrize(
+    ("finalists", "chosen", "may_harm", "asking_s"),
+    [
+        (2, 0, False, 0),
+        (2, 2, False, 200),
+        (2, 0, True, 20 + 100),
+        (2, 1, True, 20 + 200),
+        (2, 2, True, 20 + 200),
+        (1, 1, True, 20 + 100),
+    ],
+)
+def test_a_trial_that_may_change_answers_is_asked_a_screen_and_perhaps_as_a_finalist(
+    finalists, chosen, may_harm, asking_s
+):
+    budget = Budget(trials=9, finalists=finalists, confirm_rounds=1)
+    lossy = [entry(number, 12.0, harm=Harm.NEAR_LOSSLESS) for number in (3, 4)][:chosen]
+    found = needed_s(POINTS, lossy, budget, Asking(), may_harm=may_harm)
+    assert found == 12 * (1 + finalists + 1) + asking_s
+
+
+def test_the_trial_to_come_is_taken_for_none_that_was_asked():
+    asking = Asking()
+    needed_s(POINTS, [], Budget(trials=9), asking, may_harm=True)
+    assert all(
+        arguments not in [one.trial.arguments for one in POINTS] for arguments in asking.about
+    )
+
+
+BUDGET = Budget(trials=9, finalists=1, confirm_rounds=2)
+LOSSY = [
+    entry(0, 10.0),
+    entry(1, 10.0, goodput=2.0),
+    entry(2, 10.0, goodput=5.0, harm=Harm.NEAR_LOSSLESS),
+    entry(3, 10.0, goodput=9.0, harm=Harm.NEAR_LOSSLESS),
+]
+"""Of trials that take 10 s the confirmation takes 40 s."""
+
+
+@pytest.mark.parametrize(
+    ("known", "left_s", "chosen", "left_out"),
+    [
+        ((), math.inf, 3, []),
+        ((), 140.0, 3, []),
+        ((), 139.0, 1, [3]),
+        ((2,), 139.0, 2, [3]),
+        ((3,), 41.0, 3, []),
+    ],
+)
+def test_whom_there_is_no_time_to_ask_is_left_out_for_the_best_that_need_not_be_asked(
+    known, left_s, chosen, left_out
+):
+    gates = SimpleNamespace(objection=lambda entry: None)
+    found = finals(Goal(), LOSSY, gates, BUDGET, Asking(known), left_s)
+    assert [one.trial.number for one in found.chosen] == [chosen]
+    assert [one.trial.number for one in found.left_out] == left_out
+    assert found.asking_s == (0.0 if 3 in known else 100.0)
+
+
+def test_without_questions_nobody_is_left_out():
+    gates = SimpleNamespace(objection=lambda entry: None)
+    found = finals(Goal(), LOSSY, gates, BUDGET, None, 0.0)
+    assert [one.trial.number for one in found.chosen] == [3]
+    assert found.left_out == []

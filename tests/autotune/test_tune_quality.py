@@ -6,12 +6,17 @@ from dataclasses import replace
 
 import pytest
 from contracts.landscape import WRONG, failed
-from contracts.questions import ONE_POINT, SCREEN_ITEMS, STANDARD_ITEMS, More, Questioned, Words
+from contracts.questions import (
+    ONE_POINT,
+    SCREEN_ITEMS,
+    STANDARD_ITEMS,
+    More,
+    Words,
+    is_harmful,
+)
 
 from kvtune.autotune.handover import serving_config
-from kvtune.autotune.interrupts import SIGNALS
 from kvtune.autotune.limits import Budget, QualityRules
-from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.profilers.quality.suite import Size
 from kvtune.types import Failure, FailureClass, Harm, Outcome, Status
 
@@ -32,29 +37,8 @@ STANDARD = QualityRules()
 CRASH = Failure(failure=FailureClass.CRASH_UNDER_LOAD, message="it died")
 
 
-def is_harmful(arguments):
-    return "kv-cache-dtype" in arguments
-
-
 def garbage(arguments, item):
     return "rursrs" if is_harmful(arguments) else item.prompt
-
-
-@pytest.fixture
-def questioned(monkeypatch, landscape):
-    """Whom the search of a test asks; 8-bit formats are nine times as fast as all else."""
-    made = Questioned()
-    monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Words(),))
-    monkeypatch.setattr("kvtune.autotune.quality.subjects.ServerAsker", made.asker)
-    monkeypatch.setattr("kvtune.autotune.trial.DYING_S", 0.0)
-    landscape.serve = made.serve
-    landscape.goodput = lambda arguments: 9.0 if is_harmful(arguments) else 1.0
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in SIGNALS:
-        signal.signal(number, signal.default_int_handler)
-    yield made
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -220,43 +204,6 @@ def test_what_was_not_confirmed_is_not_recommended_unproved(search, landscape):
         assert (
             "was not asked the questions of quality at standard size" in (decision.rejected[number])
         )
-
-
-def test_without_the_time_to_ask_finalists_only_lossless_settings_are_confirmed(
-    search, landscape, store, monkeypatch
-):
-    def expected_s(quality, entries):
-        return 300.0 * any(entry.trial.stack.harm is not Harm.LOSSLESS for entry in entries)
-
-    monkeypatch.setattr(TrialQuality, "expected_s", expected_s)
-    landscape.goodput = lambda arguments: (
-        9.0 if is_harmful(arguments) else {32: 3.0}.get(arguments.get("block-size"), 1.0)
-    )
-    budget = Budget(trials=12, time_s=250.0, finalists=1, confirm_rounds=2)
-    tuning = search(base=ONLY_BLOCK_SIZE, budget=budget, explore_lossy=True)
-    decision = tuning.run()
-    assert len(landscape.points) == 12, "time that cannot suffice is not set aside"
-    winner = store.trial(tuning.study, decision.recommended).trial
-    assert winner.stack.arguments == {"block-size": 32}
-    assert not set(harmful(tuning)) & set(landscape.confirmed)
-    left_out = {
-        decision.rejected[number]
-        for number in harmful(tuning)
-        if "no time was left" in decision.rejected[number]
-    }
-    assert left_out == {
-        "no time was left for the questions of quality at standard size, about 300 s"
-    }
-
-
-def test_the_time_to_ask_finalists_is_set_aside_where_it_suffices(search, landscape, monkeypatch):
-    monkeypatch.setattr(TrialQuality, "expected_s", lambda quality, entries: 300.0)
-    landscape.trial_s = 10.0
-    budget = Budget(trials=12, time_s=385.0, finalists=1, confirm_rounds=2)
-    tuning = search(base=ONLY_BLOCK_SIZE, budget=budget, explore_lossy=True)
-    tuning.run()
-    assert len(landscape.points) == 4, "385 s hold 300 s of questions, four trials and four runs"
-    assert landscape.confirmed
 
 
 def test_no_time_is_spent_on_settings_whose_baseline_failed(search, landscape, questioned):

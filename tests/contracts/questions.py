@@ -121,9 +121,10 @@ class Questioned:
     @property
     def items_by_settings(self):
         """How many items were asked of stock settings and of others."""
-        stock = sum(len(one.keys) for one in self.asked if not _may_harm(one.arguments))
+        stock = sum(len(one.keys) for one in self.asked if not is_harmful(one.arguments))
         return stock, sum(len(one.keys) for one in self.asked) - stock
 
 
-def _may_harm(arguments):
+def is_harmful(arguments):
+    """Whether settings may change answers."""
     return "kv-cache-dtype" in arguments

@@ -1,0 +1,147 @@
+"""A search asks about quality within its time, and leaves what it has no time to ask about."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from contracts.questions import STANDARD_ITEMS, is_harmful
+
+from kvtune.autotune.limits import Budget, QualityRules
+from kvtune.autotune.quality.trials import TrialQuality
+from kvtune.types import Harm, Outcome
+
+TWELVE_POINTS = {
+    "enable-prefix-caching": True,
+    "prefix-caching-hash-algo": "sha256",
+    "max-num-seqs": 4,
+    "max-num-active-seqs": 4,
+    "max-num-batched-tokens": 512,
+    "scheduler-reserve-full-isl": True,
+    "watermark": 0.0,
+}
+"""Leaves four block sizes, each with the stock format and two of 8 bits."""
+
+SMALL_BLOCKS = {"block-size": 32}
+NO_TIME = "no time was left for the questions of quality"
+
+
+@pytest.fixture
+def search(tuning_on, questioned, landscape, monkeypatch):
+    """A search whose questions take `item_s` an item of the search's own clock."""
+    landscape.goodput = lambda arguments: (
+        9.0 if is_harmful(arguments) else {32: 3.0}.get(arguments.get("block-size"), 1.0)
+    )
+    landscape.trial_s = 10.0
+    clock = SimpleNamespace(perf_counter=landscape.clock)
+    monkeypatch.setattr("kvtune.profilers.quality.compare.time", clock)
+
+    def make(time_s, *, item_s=0.0, trials=12, **rules):
+        def take(server):
+            landscape.now_s += item_s * len(questioned.asked[-1].keys)
+
+        questioned.meanwhile = take
+        tuning = tuning_on(
+            base=TWELVE_POINTS,
+            budget=Budget(trials=trials, time_s=time_s, finalists=1, confirm_rounds=2),
+            quality=QualityRules(),
+            engine=questioned.engine,
+            **rules,
+        )
+        tuning.quality.bench = replace(tuning.bench, clock=landscape.clock)
+        return tuning
+
+    return make
+
+
+def harmful(tuning):
+    return [
+        entry.trial.number
+        for entry in tuning.ledger.entries
+        if entry.trial.stack.harm is not Harm.LOSSLESS and entry.trial.parent is None
+    ]
+
+
+def winner(tuning, decision):
+    assert decision.outcome is Outcome.WINNER
+    return tuning.store.trial(tuning.study, decision.recommended).trial
+
+
+# --- with the estimates of the search itself -----------------------------------------------------
+
+
+def test_a_finalist_is_asked_in_the_time_that_was_kept_for_it(search, landscape, questioned):
+    tuning = search(400.0, item_s=0.1, explore_lossy=True)
+    decision = tuning.run()
+    assert is_harmful(winner(tuning, decision).arguments)
+    assert [len(one.keys) for one in questioned.asked[-3:]] == [STANDARD_ITEMS] * 3
+    assert landscape.now_s <= 400.0
+    assert not any(NO_TIME in reason for reason in decision.rejected.values())
+
+
+def test_where_the_first_screen_shows_that_time_cannot_suffice_lossless_settings_win(
+    search, landscape
+):
+    tuning = search(500.0, item_s=2.0, explore_lossy=True)
+    decision = tuning.run()
+    assert winner(tuning, decision).stack.arguments == SMALL_BLOCKS
+    assert landscape.now_s <= 500.0
+    (number,) = harmful(tuning)
+    assert decision.rejected[number] == f"{NO_TIME} at standard size, about 900 s"
+    (note,) = [note for note in tuning.reporter.notes if "may change answers are not" in note]
+    assert note.endswith("no time is left to ask them the questions of quality")
+
+
+def test_what_there_is_no_time_to_ask_about_is_not_even_tried(search, landscape, questioned):
+    tuning = search(150.0, item_s=0.1)
+    decision = tuning.run()
+    assert harmful(tuning) == []
+    assert questioned.asked == []
+    assert winner(tuning, decision).stack.arguments == SMALL_BLOCKS
+
+
+@pytest.mark.parametrize("explore_lossy", [False, True])
+@pytest.mark.parametrize("item_s", [0.01, 0.5])
+@pytest.mark.parametrize("time_s", [100.0, 330.0, 700.0])
+def test_the_time_budget_is_kept_whatever_an_item_takes(
+    time_s, item_s, explore_lossy, search, landscape
+):
+    search(time_s, item_s=item_s, explore_lossy=explore_lossy).run()
+    assert landscape.now_s <= time_s
+    assert landscape.confirmed
+
+
+# --- with estimates that are given -----------------------------------------------------------
+
+
+def test_the_time_to_ask_finalists_is_set_aside(search, landscape, monkeypatch):
+    def expected_s(quality, entries, *, final=True):
+        return 300.0 * (final and any(map(may_harm, entries)))
+
+    monkeypatch.setattr(TrialQuality, "expected_s", expected_s)
+    search(385.0, explore_lossy=True).run()
+    assert len(landscape.points) == 4, "385 s hold 300 s of questions, four trials and four runs"
+    assert landscape.confirmed
+
+
+def test_only_whoever_would_have_been_confirmed_is_left_out_for_time(
+    search, landscape, monkeypatch
+):
+    """What was best for a while has no other reason than all that was beaten."""
+
+    def expected_s(quality, entries, *, final=True):
+        is_over = len(landscape.points) == 12
+        return 400.0 * (final and is_over and any(map(may_harm, entries)))
+
+    monkeypatch.setattr(TrialQuality, "expected_s", expected_s)
+    tuning = search(500.0, explore_lossy=True)
+    decision = tuning.run()
+    assert winner(tuning, decision).stack.arguments == SMALL_BLOCKS
+    assert not set(harmful(tuning)) & set(landscape.confirmed)
+    said = sorted(decision.rejected[number] for number in harmful(tuning))
+    beaten = ["not among the best when it was tried"] * (len(said) - 1)
+    assert len(said) > 1
+    assert said == sorted([*beaten, f"{NO_TIME} at standard size, about 400 s"])
+
+
+def may_harm(entry):
+    return entry.trial.stack.harm is not Harm.LOSSLESS
