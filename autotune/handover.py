@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 import kvtune
 from kvtune.autotune.decide import figures_of
-from kvtune.autotune.quality.words import summary
+from kvtune.autotune.quality.words import SUMMARY_START, summary
 from kvtune.errors import NotFound
 from kvtune.store.database import Store
 from kvtune.store.rows import StudyRow, TrialRow
@@ -101,7 +101,7 @@ def _warnings(
             reason
             for reason in decision.reasons
             if (decision.outcome is not Outcome.WINNER or "confirmed" in reason)
-            and not reason.startswith("quality, ")
+            and not reason.startswith(SUMMARY_START)
         ]
     return tuple(dict.fromkeys(warnings))
 

@@ -31,12 +31,20 @@ def judge_earlier(
 
 
 def judge_finalists(
-    entries: Sequence[Entry], quality: TrialQuality, left_s: Callable[[], float]
+    entries: Sequence[Entry],
+    quality: TrialQuality,
+    left_s: Callable[[], float],
+    reporter: Reporter,
 ) -> None:
-    """Judge those that were confirmed, or leave out whom there is no time to ask any more."""
+    """Judge those that were confirmed, or leave out whom there is no time to ask any more.
+
+    Says at last what all servers that were started for questions took: it is part of no trial.
+    """
     for entry in entries:
         asking_s = quality.expected_s([entry])
         if asking_s and asking_s > left_s():
             quality.leave_out([entry], asking_s)
         else:
             quality.judge(entry, final=True)
+    if quality.spent_s >= 1:
+        reporter.note(f"questions on servers of their own took {quality.spent_s:.0f} s")

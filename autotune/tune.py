@@ -263,7 +263,7 @@ class Tuning:
         )
         if quality := self._judging():
             entries = [entry for entry in found.chosen if entry.trial.number in confirmed]
-            judge_finalists(entries, quality, self._left_s)
+            judge_finalists(entries, quality, self._left_s, self.reporter)
         return confirmed
 
     def _decide(self, confirmed: dict[int, Measurement]) -> Decision:

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from kvtune.autotune.words import digits
 from kvtune.types import Interval, QualityFigure, QualityReport
 
+SUMMARY_START = "quality, "
+"""How every summary starts, so that it is known among other reasons."""
+
 NAMED = 5
 """So many figures are named in a sentence."""
 
@@ -79,7 +82,7 @@ def summary(report: QualityReport) -> str:
     """The outcome in one line: what was lost, or what came nearest to its limit."""
     deciding = [figure for figure in report.figures if figure.decides]
     worst_first = sorted(deciding, key=_share_of_limit, reverse=True)
-    said = f"quality, {report.size} size"
+    said = f"{SUMMARY_START}{report.size} size"
     if report.outcome == "pass":
         nearest = f"; the worst, {_loss(worst_first[0])}" if worst_first else ""
         return f"{said}: no category is worse than its limit{nearest}"

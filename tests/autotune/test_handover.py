@@ -2,8 +2,10 @@
 
 import pytest
 from contracts.landscape import RIGHT, failed
+from contracts.store_values import a_quality_report
 
 from kvtune.autotune.handover import serving_config
+from kvtune.autotune.quality.words import summary
 from kvtune.autotune.tune import Budget
 from kvtune.errors import NotFound
 from kvtune.types import Choice, Decision, FailureClass, Harm, Outcome, PolicyStack
@@ -78,6 +80,15 @@ def test_settings_that_may_change_answers_say_what_was_checked(study, store):
     (warning,) = serving_config(store, study(settings, Outcome.WINNER)).warnings
     assert "near-lossless: answers can differ from stock" in warning
     assert "only the long-prompt canary was checked" in warning
+
+
+def test_what_is_known_of_answers_is_said_once(study, store):
+    said = summary(a_quality_report())
+    row = study(stack(Harm.NEAR_LOSSLESS, a=1), Outcome.NO_CLEAR_WINNER, reasons=(said, "a tie"))
+    store.save_quality_report(a_quality_report(), study=row, trial=1)
+    warnings = serving_config(store, row).warnings
+    assert [said in warning for warning in warnings].count(True) == 1
+    assert "a tie" in warnings
 
 
 def test_a_trial_that_a_person_picks_is_no_recommendation(study, store):

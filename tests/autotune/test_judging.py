@@ -17,6 +17,7 @@ class Quality:
     def __init__(self, unasked, left_s):
         self.unasked = unasked
         self.now_left_s = left_s
+        self.spent_s = 0.0
         self.judged = []
         self.left_out = []
 
@@ -24,7 +25,9 @@ class Quality:
         return sum(100.0 for one in entries if one.trial.number in self.unasked)
 
     def judge(self, entry, *, final=False):
-        self.now_left_s -= self.expected_s([entry])
+        asked_s = self.expected_s([entry])
+        self.now_left_s -= asked_s
+        self.spent_s += asked_s
         self.judged.append(entry.trial.number)
 
     def leave_out(self, entries, needed_s):
@@ -52,13 +55,14 @@ def test_what_an_earlier_search_left_is_asked_while_the_confirmation_still_fits(
 def test_what_needs_no_asking_is_judged_when_the_time_is_over():
     quality, reporter = Quality(unasked=(), left_s=-1.0), Recorder()
     judge_earlier(entries(1, 2), quality, BUDGET, quality.left_s, reporter)
-    judge_finalists(entries(3), quality, quality.left_s)
+    judge_finalists(entries(3), quality, quality.left_s, reporter)
     assert quality.judged == [1, 2, 3]
     assert reporter.notes == []
 
 
 def test_finalists_that_cannot_be_asked_in_time_are_left_out_with_what_it_would_take():
-    quality = Quality(unasked={1, 2}, left_s=150.0)
-    judge_finalists(entries(1, 2, 3), quality, quality.left_s)
+    quality, reporter = Quality(unasked={1, 2}, left_s=150.0), Recorder()
+    judge_finalists(entries(1, 2, 3), quality, quality.left_s, reporter)
     assert quality.judged == [1, 3]
     assert quality.left_out == [(2, 100.0)]
+    assert reporter.notes == ["questions on servers of their own took 100 s"]
