@@ -221,7 +221,10 @@ def search(
             quality=None if asked is None else asked.settings(),
         )
         if asked is None and max_harm != Harm.LOSSLESS:
-            reporter.note("answers are checked by the long-prompt canary only (--no-quality)")
+            reporter.note(
+                "no questions of quality are asked (--no-quality): only a long-prompt canary and "
+                "the answers to the workload itself are looked at"
+            )
         log_dir = options.log_directory(history, row.name)
         with only_search_of(row.name, log_dir), reporter.live():
             tuning = Tuning(

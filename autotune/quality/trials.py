@@ -255,13 +255,13 @@ class TrialQuality:
         """What an item took in the reports so far, of this size if there are any."""
         for each in (size, Size.SCREEN):
             found = [
-                known.report.wall_s / self._asking(each).count
+                known.report.wall_s
                 for (_, its_size), known in self._known.items()
                 if its_size is each and known.report is not None
                 if known.report.wall_s is not None
             ]
             if found:
-                return median(found)
+                return median(found) / max(1, self._asking(each).count)
         return ITEM_S
 
     def _why_unasked(self, number: int, size: Size) -> str:

@@ -181,8 +181,8 @@ def test_the_rules_on_quality_are_settings_of_the_study(after_search, kvtune):
 def test_a_search_without_quality_says_what_looks_at_answers(after_search, kvtune):
     words = [word for word in after_search.words if word not in ("--max-harm", "lossless")]
     said = kvtune(*words, "--no-quality", "--budget", 1, "--study", "near").err
-    assert "answers are checked by the long-prompt canary only (--no-quality)" in said
-    assert "canary only" not in kvtune(*after_search.words, "--no-quality", "--budget", 1).err
+    assert "no questions of quality are asked (--no-quality)" in said
+    assert "no questions" not in kvtune(*after_search.words, "--no-quality", "--budget", 1).err
 
 
 def test_a_study_that_is_being_searched_is_refused(after_search, kvtune):
