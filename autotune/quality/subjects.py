@@ -106,6 +106,7 @@ class ServedSubject(Subject):
             "environment": dict(measured_environment(os.environ, platform=info.platform)),
             "device": detect_device().key,
         }
+        self._seeds = info.platform == "cuda"
         # Behind a command, the same words may start another version tomorrow.
         self.key = None if info.version == UNKNOWN else known_key
         asked = read_count(spec.arguments.get("max-model-len"))
@@ -139,6 +140,7 @@ class ServedSubject(Subject):
             request_timeout_s=self._request_timeout_s,
             should_stop=failure,
             on_progress=on_progress,
+            seeds=self._seeds,
         )
         versions = versions_of(server.effective.engine_version)
         return Opened(asker, versions, server.warnings, failure)

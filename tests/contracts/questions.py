@@ -89,7 +89,7 @@ class Questioned:
         """A server with these arguments."""
         return Server(dict(arguments), own_server)
 
-    def asker(self, endpoint, *, request_timeout_s, should_stop, on_progress):
+    def asker(self, endpoint, *, request_timeout_s, should_stop, on_progress, seeds):
         """What stands in for `ServerAsker`."""
 
         async def ask(items, *, seed, concurrency):

@@ -150,11 +150,23 @@ def test_answers_keep_the_order_of_items_and_the_bound_on_concurrency():
     assert server.most == 3
 
 
+def test_a_seed_that_could_end_the_server_is_sent_only_where_it_cannot():
+    items = [
+        Item(f"{temperature}", "x", prompt="p", temperature=temperature)
+        for temperature in (0.0, 1.0)
+    ]
+    _, safe = ask(echo, items)
+    assert not any("seed" in body for body in safe.bodies("/v1/completions"))
+    _, seeded = ask(echo, items, seeds=True)
+    sent = {body["temperature"]: "seed" in body for body in seeded.bodies("/v1/completions")}
+    assert sent == {0.0: False, 1.0: True}
+
+
 def test_calls_differ_in_salt_and_items_in_seed():
     items = [Item(key, "x", prompt="p", temperature=1.0) for key in "ab"]
-    _, first = ask(echo, items, seed=1)
-    _, again = ask(echo, items, seed=1)
-    _, other = ask(echo, items, seed=2)
+    _, first = ask(echo, items, seed=1, seeds=True)
+    _, again = ask(echo, items, seed=1, seeds=True)
+    _, other = ask(echo, items, seed=2, seeds=True)
 
     def sent(server, name):
         return [body[name] for body in server.bodies("/v1/completions")]
