@@ -27,16 +27,14 @@ def confirm(
     seed: int,
     clock: Callable[[], float] = time.monotonic,
     round_s: float = 0.0,
-    asking_s: float = 0.0,
     until_s: float = math.inf,
     afterwards: AtServer | None = None,
 ) -> dict[int, Measurement]:
     """Map the number of each trial to one measurement with a value per round.
 
     No round begins that would end after `until_s`, a time of `clock`; `round_s` is how long a round
-    is thought to take, and `asking_s` how much longer the first one does that is not known from
-    before, because `afterwards`, which gets every server, asks it questions. Empty when there was
-    no time for any.
+    is thought to take, without what `afterwards`, which gets every server, asks it. Empty when
+    there was no time for any.
     """
     parts: dict[int, list[Measurement]] = {trial.number: [] for trial in trials}
     for number in range(rounds):
@@ -45,7 +43,7 @@ def confirm(
         known = all(
             ledger.has(trial.stack, parent=trial.number, seed=round_seed) for trial in trials
         )
-        if not known and began_s + round_s + asking_s > until_s:
+        if not known and began_s + round_s > until_s:
             reporter.note(f"the time budget is spent after {number} rounds of confirmation")
             break
         asked_s = 0.0
@@ -66,7 +64,7 @@ def confirm(
             asked_s += 0.0 if entry.reused else entry.measurement.asked_s
             parts[trial.number].append(entry.measurement)
         if not known:
-            round_s, asking_s = clock() - began_s - asked_s, 0.0
+            round_s = clock() - began_s - asked_s
     return {number: merged(measured) for number, measured in parts.items() if measured}
 
 

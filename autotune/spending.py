@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from kvtune.autotune.gates import Gates
@@ -18,12 +18,12 @@ from kvtune.types import Choice, Goal, Harm, Measurement, PolicyStack, Status
 class Finals:
     """Who would be confirmed now, and who is left out because there is no time to ask them.
 
-    `asking_s` is what the questions to the chosen take, or would to those that are left out.
+    `asking_s` is what questions to those that are left out would take, with those to the others.
     """
 
     chosen: list[Entry]
-    left_out: list[Entry]
-    asking_s: float
+    left_out: list[Entry] = field(default_factory=list)
+    asking_s: float = 0.0
 
 
 def finals(
@@ -38,7 +38,7 @@ def finals(
     chosen = finalists(goal, points, gates, budget.finalists)
     asking_s = 0.0 if quality is None else quality.expected_s(chosen)
     if quality is None or not asking_s or asking_s + confirmation_s(points, budget) <= left_s:
-        return Finals(chosen, [], asking_s)
+        return Finals(chosen)
     known = [
         entry
         for entry in points

@@ -257,7 +257,6 @@ class Tuning:
             seed=self.rules.seed,
             clock=self.clock,
             round_s=trial_s(self._points()) * len(trials),
-            asking_s=0.0 if found.left_out else found.asking_s,
             until_s=self.until_s,
             afterwards=self.quality.at_server if self.quality and may_harm else None,
         )
