@@ -149,7 +149,9 @@ def test_servers_are_asked_after_their_load_and_judged(search, store, asks_codes
     assert all(0 < one.asked_s < one.wall_s for one in measured)
 
 
-def test_a_server_that_crashes_while_it_is_asked_has_its_class_and_log(search, store, asks_codes):
+def test_a_server_that_crashes_while_it_is_asked_keeps_its_figures_and_is_out(
+    search, store, asks_codes
+):
     def crash(arguments):
         # Eight requests, two to warm up, three of the canary: the crash comes with the questions.
         return {"simulate-crash-after-requests": 18} if "kv-cache-dtype" in arguments else {}
@@ -157,11 +159,12 @@ def test_a_server_that_crashes_while_it_is_asked_has_its_class_and_log(search, s
     engine, tuning = search(crash, **ASKED)
     decision = tuning.run()
     measurement = store.trial(tuning.study, 1).measurement
-    assert measurement.status is Status.FAILED
-    assert measurement.failure.failure is FailureClass.CRASH_UNDER_LOAD
-    assert "simulated crash" in measurement.failure.log_excerpt
+    assert measurement.status is Status.OK
+    assert measurement.metrics
     assert measurement.asked_s > 0
-    assert decision.rejected[1].startswith("crash-under-load: ")
+    assert decision.rejected[1].startswith(
+        "while it was asked the questions of quality, after its load: crash-under-load: "
+    )
     assert store.records(tuning.study, 1), "the load itself was measured"
     assert not [pid for pid in engine.pids if psutil.pid_exists(pid)]
 
