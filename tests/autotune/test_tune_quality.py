@@ -17,6 +17,7 @@ from contracts.questions import (
 
 from kvtune.autotune.handover import serving_config
 from kvtune.autotune.limits import Budget, QualityRules
+from kvtune.errors import BadGoal
 from kvtune.profilers.quality.suite import Size
 from kvtune.types import Failure, FailureClass, Harm, Outcome, Status
 
@@ -204,6 +205,24 @@ def test_what_was_not_confirmed_is_not_recommended_unproved(search, landscape):
         assert (
             "was not asked the questions of quality at standard size" in (decision.rejected[number])
         )
+
+
+def test_where_a_limit_cannot_be_judged_only_lossless_settings_are_tried(
+    search, questioned, landscape, monkeypatch
+):
+    def refuse(*about):
+        raise BadGoal("words has no category 'one' within 128 tokens", "leave it out")
+
+    monkeypatch.setattr("kvtune.autotune.quality.trials.check_limits", refuse)
+    tuning = search(base=ONLY_BLOCK_SIZE, budget=Budget(trials=12), explore_lossy=True)
+    tuning.run()
+    assert harmful(tuning) == []
+    assert len(landscape.points) == 4, "all block sizes"
+    assert questioned.asked == []
+    why = "quality cannot be judged here: words has no category 'one' within 128 tokens"
+    assert f"settings that may change answers are not tried any more: {why}" in (
+        tuning.reporter.notes
+    )
 
 
 def test_no_time_is_spent_on_settings_whose_baseline_failed(search, landscape, questioned):
