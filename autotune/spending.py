@@ -66,14 +66,16 @@ def needed_s(
     """What one more trial takes, and then the confirmation and the questions to its finalists.
 
     `chosen` are those that would be finalists now. `may_harm`: the trial may change answers, so it
-    is asked a screen, and must be asked as a finalist if it comes out best.
+    is asked a screen, and must be asked as a finalist if it comes out best. What that takes is a
+    guess until a screen was seen, and too rough a one to keep a first trial from being tried.
     """
     asking_s = 0.0
     if quality is not None:
         if may_harm:
             newcomer = _newcomer(points)
             asking_s = quality.expected_s([newcomer], final=False)
-            chosen = [newcomer, *chosen][: budget.finalists]
+            if any(quality.verdict(entry.trial.number) for entry in points):
+                chosen = [newcomer, *chosen][: budget.finalists]
         asking_s += quality.expected_s(chosen)
     return trial_s(points) + confirmation_s(points, budget) + asking_s
 

@@ -21,16 +21,20 @@ def entry(number, wall_s, asked_s=0.0, *, harm=Harm.LOSSLESS, goodput=1.0):
 
 
 class Asking:
-    """Takes 20 s for a screen and 100 s for a finalist that is not `known`."""
+    """Takes 20 s for a screen, and 100 s for a finalist that is not `known`."""
 
-    def __init__(self, known=()):
+    def __init__(self, known=(), screened=(1,)):
         self.known = known
+        self.screened = screened
         self.about = []
 
     def expected_s(self, entries, *, final=True):
         lossy = [one.trial for one in entries if one.trial.stack.harm is not Harm.LOSSLESS]
         self.about += [trial.arguments for trial in lossy]
         return sum(100.0 if final else 20.0 for one in lossy if one.number not in self.known)
+
+    def verdict(self, number):
+        return "screened" if number in self.screened else None
 
 
 POINTS = [entry(0, 30.0, 20.0), entry(1, 12.0), entry(2, 34.0, 20.0)]
@@ -69,6 +73,12 @@ def test_a_trial_that_may_change_answers_is_asked_a_screen_and_perhaps_as_a_fina
     lossy = [entry(number, 12.0, harm=Harm.NEAR_LOSSLESS) for number in (3, 4)][:chosen]
     found = needed_s(POINTS, lossy, budget, Asking(), may_harm=may_harm)
     assert found == 12 * (1 + finalists + 1) + asking_s
+
+
+def test_a_first_trial_is_not_kept_back_by_a_guess_of_what_finalists_take():
+    budget = Budget(trials=9, finalists=1, confirm_rounds=1)
+    found = needed_s(POINTS, [], budget, Asking(screened=()), may_harm=True)
+    assert found == 12 * (1 + 2) + 20
 
 
 def test_the_trial_to_come_is_taken_for_none_that_was_asked():
