@@ -5,7 +5,7 @@ import signal
 from dataclasses import replace
 
 import pytest
-from contracts.landscape import WRONG, failed
+from contracts.landscape import WRONG
 from contracts.questions import (
     ONE_POINT,
     SCREEN_ITEMS,
@@ -223,17 +223,6 @@ def test_where_a_limit_cannot_be_judged_only_lossless_settings_are_tried(
     assert f"settings that may change answers are not tried any more: {why}" in (
         tuning.reporter.notes
     )
-
-
-def test_no_time_is_spent_on_settings_whose_baseline_failed(search, landscape, questioned):
-    landscape.goodput = lambda arguments: (
-        9.0 if is_harmful(arguments) else failed(FailureClass.DOES_NOT_FIT, "too small")
-    )
-    tuning = search(explore_lossy=True)
-    decision = tuning.run()
-    assert questioned.asked == []
-    assert decision.outcome is Outcome.NOTHING_MEASURED
-    assert set(harmful(tuning)) < set(decision.rejected)
 
 
 def test_the_canary_is_asked_before_all_else(search, landscape):

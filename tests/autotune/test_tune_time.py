@@ -4,11 +4,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from contracts.landscape import failed
 from contracts.questions import STANDARD_ITEMS, is_harmful
 
 from kvtune.autotune.limits import Budget, QualityRules
 from kvtune.autotune.quality.trials import TrialQuality
-from kvtune.types import Harm, Outcome
+from kvtune.types import FailureClass, Harm, Outcome
 
 TWELVE_POINTS = {
     "enable-prefix-caching": True,
@@ -114,6 +115,17 @@ def test_the_time_budget_is_kept_whatever_an_item_takes(
     assert landscape.now_s <= time_s
     assert landscape.confirmed
     assert harmful(tuning) or time_s == 100.0, "else all of it happened without a question"
+
+
+def test_no_time_is_spent_on_settings_whose_baseline_failed(search, landscape, questioned):
+    landscape.goodput = lambda arguments: (
+        9.0 if is_harmful(arguments) else failed(FailureClass.DOES_NOT_FIT, "too small")
+    )
+    tuning = search(None, explore_lossy=True)
+    decision = tuning.run()
+    assert questioned.asked == []
+    assert decision.outcome is Outcome.NOTHING_MEASURED
+    assert set(harmful(tuning)) < set(decision.rejected)
 
 
 # --- with estimates that are given -----------------------------------------------------------
