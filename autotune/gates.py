@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtune.autotune.canary_gate import Canary
 from kvtune.autotune.ledger import Entry
+from kvtune.autotune.quality import words
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.profilers.quality import traffic
 from kvtune.types import Harm, Measurement
@@ -45,4 +46,4 @@ class Gates:
         if entry.trial.stack.harm is Harm.LOSSLESS:
             return None
         found = None if self._quality is None else self._quality.verdict(entry.trial.number)
-        return found or "its answers were checked by the long-prompt canary only"
+        return found or words.NOT_ASKED

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 import kvtune
 from kvtune.autotune.decide import figures_of
-from kvtune.autotune.quality.words import SUMMARY_START, summary
+from kvtune.autotune.quality.words import NOT_ASKED, SUMMARY_START, summary
 from kvtune.errors import NotFound
 from kvtune.store.database import Store
 from kvtune.store.rows import StudyRow, TrialRow
@@ -110,5 +110,5 @@ def _quality(store: Store, trial: TrialRow) -> str:
     """What is known of a trial's answers, the newest report."""
     reports = store.quality_reports(trial.study, trial.number)
     if not reports:
-        return "only the long-prompt canary was checked"
+        return NOT_ASKED
     return f"{summary(reports[0].report)} (kvtune history quality {reports[0].id[:8]})"

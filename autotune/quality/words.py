@@ -11,6 +11,9 @@ from kvtune.types import Interval, QualityFigure, QualityReport
 SUMMARY_START = "quality, "
 """How every summary starts, so that it is known among other reasons."""
 
+NOT_ASKED = "its answers were checked by the long-prompt canary and on its own traffic only"
+"""What is said of settings that may change answers, where no suite was asked."""
+
 NAMED = 5
 """So many figures are named in a sentence."""
 

@@ -79,7 +79,7 @@ def test_settings_that_may_change_answers_say_what_was_checked(study, store):
     settings = stack(Harm.NEAR_LOSSLESS, **{"kv-cache-dtype": "fp8"})
     (warning,) = serving_config(store, study(settings, Outcome.WINNER)).warnings
     assert "near-lossless: answers can differ from stock" in warning
-    assert "only the long-prompt canary was checked" in warning
+    assert "checked by the long-prompt canary and on its own traffic only" in warning
 
 
 def test_what_is_known_of_answers_is_said_once(study, store):
