@@ -3,21 +3,10 @@
 import json
 
 import pytest
-from contracts.landscape import GOAL, RIGHT, WRONG, failed, workload
+from contracts.landscape import GOAL, ONLY_BLOCK_SIZE, RIGHT, WRONG, failed, workload
 
 from kvtune.autotune.tune import Budget
 from kvtune.types import FailureClass, Goal, Harm, Outcome, OutputHealth, Slo, Status
-
-ONLY_BLOCK_SIZE = {
-    "enable-prefix-caching": True,
-    "prefix-caching-hash-algo": "sha256",
-    "max-num-seqs": 4,
-    "max-num-active-seqs": 4,
-    "max-num-batched-tokens": 512,
-    "scheduler-reserve-full-isl": True,
-    "watermark": 0.0,
-}
-"""Base arguments that leave four lossless points: block-size 32, 64, 128 (the default) and 256."""
 
 SMALL_BLOCKS_WIN = {32: 2.0, 64: 1.5, 128: 1.0, 256: 0.5}
 

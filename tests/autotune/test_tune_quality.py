@@ -5,7 +5,7 @@ import signal
 from dataclasses import replace
 
 import pytest
-from contracts.landscape import WRONG
+from contracts.landscape import ONLY_BLOCK_SIZE, WRONG
 from contracts.questions import (
     ONE_POINT,
     SCREEN_ITEMS,
@@ -17,19 +17,11 @@ from contracts.questions import (
 
 from kvtune.autotune.handover import serving_config
 from kvtune.autotune.limits import Budget, QualityRules
+from kvtune.autotune.quality.words import NOT_ASKED
 from kvtune.errors import BadGoal
 from kvtune.profilers.quality.suite import Size
 from kvtune.types import Failure, FailureClass, Harm, Outcome, Status
 
-ONLY_BLOCK_SIZE = {
-    "enable-prefix-caching": True,
-    "prefix-caching-hash-algo": "sha256",
-    "max-num-seqs": 4,
-    "max-num-active-seqs": 4,
-    "max-num-batched-tokens": 512,
-    "scheduler-reserve-full-isl": True,
-    "watermark": 0.0,
-}
 ONLY_KV_DTYPE = {**ONLY_BLOCK_SIZE, "block-size": 128}
 """Leaves the stock defaults and two 8-bit formats."""
 
@@ -101,7 +93,7 @@ def test_without_quality_only_the_canary_is_asked_and_the_decision_says_so(searc
     decision = tuning.run()
     assert questioned.asked == []
     assert decision.recommended in harmful(tuning)
-    assert "its answers were checked by the long-prompt canary only" in decision.reasons
+    assert NOT_ASKED in decision.reasons
 
 
 def test_the_time_of_asking_belongs_to_the_trial(search, questioned, store):

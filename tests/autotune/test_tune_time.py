@@ -4,23 +4,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from contracts.landscape import failed
+from contracts.landscape import ONLY_BLOCK_SIZE, failed
 from contracts.questions import STANDARD_ITEMS, is_harmful
 
 from kvtune.autotune.limits import Budget, QualityRules
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.types import FailureClass, Harm, Outcome
-
-TWELVE_POINTS = {
-    "enable-prefix-caching": True,
-    "prefix-caching-hash-algo": "sha256",
-    "max-num-seqs": 4,
-    "max-num-active-seqs": 4,
-    "max-num-batched-tokens": 512,
-    "scheduler-reserve-full-isl": True,
-    "watermark": 0.0,
-}
-"""Leaves four block sizes, each with the stock format and two of 8 bits."""
 
 SMALL_BLOCKS = {"block-size": 32}
 NO_TIME = "no time was left for the questions of quality"
@@ -42,7 +31,7 @@ def search(tuning_on, questioned, landscape, monkeypatch):
 
         questioned.meanwhile = take
         tuning = tuning_on(
-            base=TWELVE_POINTS,
+            base=ONLY_BLOCK_SIZE,
             budget=Budget(trials=trials, time_s=time_s, finalists=1, confirm_rounds=2),
             quality=QualityRules(),
             engine=questioned.engine,

@@ -25,6 +25,17 @@ from kvtune.types import (
 
 DEVICE = Device(kind="cpu", name="cpu", count=1, memory_bytes=8 << 30)
 GOAL = Goal(slos=(Slo(metric="ttft", statistic="p95", limit_s=1.0),))
+ONLY_BLOCK_SIZE = {
+    "enable-prefix-caching": True,
+    "prefix-caching-hash-algo": "sha256",
+    "max-num-seqs": 4,
+    "max-num-active-seqs": 4,
+    "max-num-batched-tokens": 512,
+    "scheduler-reserve-full-isl": True,
+    "watermark": 0.0,
+}
+"""Base arguments that leave four lossless points, the block sizes, and three KV formats each."""
+
 RIGHT = ("the number 7194", "the code is 5823", "train number 3461")
 WRONG = ("rursrs", "rursrs", "rursrs")
 
