@@ -11,7 +11,7 @@ from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import Budget
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.standing import finalists
-from kvtune.types import Choice, Goal, Harm, Measurement, PolicyStack, Status
+from kvtune.types import Goal, Harm
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,12 @@ def needed_s(
     is asked a screen, and must be asked as a finalist if it comes out best. What that takes is a
     guess until a screen was seen, and too rough a one to keep a first trial from being tried.
     """
-    asking_s = 0.0
-    if quality is not None:
-        if may_harm:
-            newcomer = _newcomer(points)
-            asking_s = quality.expected_s([newcomer], final=False)
-            if any(quality.verdict(entry.trial.number) for entry in points):
-                chosen = [newcomer, *chosen][: budget.finalists]
+    if quality is None:
+        return trial_s(points) + confirmation_s(points, budget)
+    asking_s = quality.expected_s([], newcomers=1, final=False) if may_harm else 0.0
+    if may_harm and any(quality.verdict(entry.trial.number) for entry in points):
+        asking_s += quality.expected_s(chosen[: budget.finalists - 1], newcomers=1)
+    else:
         asking_s += quality.expected_s(chosen)
     return trial_s(points) + confirmation_s(points, budget) + asking_s
 
@@ -84,20 +83,3 @@ def confirmation_s(points: Sequence[Entry], budget: Budget) -> float:
     """What the confirmation takes, without questions."""
     runs = budget.confirm_rounds * (budget.finalists + 1)
     return trial_s(points) * runs / budget.repeats
-
-
-def _newcomer(points: Sequence[Entry]) -> Entry:
-    """A trial of which nothing is known, but that it may change answers."""
-    choice = Choice(
-        policy="unknown",
-        parameters={},
-        arguments={"not-tried-yet": True},
-        harm=Harm.NEAR_LOSSLESS,
-    )
-    trial = points[0].trial.model_copy(
-        update={
-            "number": 1 + max(entry.trial.number for entry in points),
-            "stack": PolicyStack(choices=(choice,)),
-        }
-    )
-    return Entry(trial, Measurement(status=Status.OK), reused=False)

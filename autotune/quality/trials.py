@@ -150,15 +150,20 @@ class TrialQuality:
         if final or report.outcome != "fail":  # The search itself says who is out and why.
             self.bench.reporter.note(f"trial {trial.number}: {words.summary(report)}")
 
-    def expected_s(self, entries: Sequence[Entry], *, final: bool = True) -> float:
+    def expected_s(
+        self, entries: Sequence[Entry], *, newcomers: int = 0, final: bool = True
+    ) -> float:
         """About how long it takes to ask these trials, and the stock defaults, what is missing.
 
         `final`: as finalists, at the servers of their confirmation; else a screen, at servers that
-        have to be started for it. By what an item took so far, or `ITEM_S`.
+        have to be started for it. `newcomers` are trials that may change answers and were not
+        measured yet. By what an item took so far, or `ITEM_S`.
         """
         size = self.rules.size if final else Size.SCREEN
         lossy = [entry.trial for entry in entries if entry.trial.stack.harm is not Harm.LOSSLESS]
         missing = [self._missing(trial.number, trial.arguments, size) for trial in lossy]
+        if newcomers and self._of(STOCK, size).unasked is None:
+            missing += [self._asking(size).count] * newcomers
         if not any(missing):
             return 0.0
         missing.append(self._missing(STOCK, self.study.base_arguments, size))

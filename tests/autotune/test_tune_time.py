@@ -121,8 +121,8 @@ def test_no_time_is_spent_on_settings_whose_baseline_failed(search, landscape, q
 
 
 def test_the_time_to_ask_finalists_is_set_aside(search, landscape, monkeypatch):
-    def expected_s(quality, entries, *, final=True):
-        return 300.0 * (final and any(map(may_harm, entries)))
+    def expected_s(quality, entries, *, newcomers=0, final=True):
+        return 300.0 * (final and (newcomers > 0 or any(map(may_harm, entries))))
 
     monkeypatch.setattr(TrialQuality, "expected_s", expected_s)
     search(385.0, explore_lossy=True).run()
@@ -135,9 +135,10 @@ def test_only_whoever_would_have_been_confirmed_is_left_out_for_time(
 ):
     """What was best for a while has no other reason than all that was beaten."""
 
-    def expected_s(quality, entries, *, final=True):
+    def expected_s(quality, entries, *, newcomers=0, final=True):
         is_over = len(landscape.points) == 12
-        return 400.0 * (final and is_over and any(map(may_harm, entries)))
+        asked = newcomers > 0 or any(map(may_harm, entries))
+        return 400.0 * (final and is_over and asked)
 
     monkeypatch.setattr(TrialQuality, "expected_s", expected_s)
     tuning = search(500.0, explore_lossy=True)

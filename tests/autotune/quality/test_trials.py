@@ -180,6 +180,7 @@ def test_nothing_is_expected_of_what_is_known(quality_of):
 
 def test_an_item_takes_what_is_stated_until_one_was_asked(quality_of):
     assert quality_of().expected_s([entry(1)]) == 3 * STANDARD_ITEMS * ITEM_S
+    assert quality_of().expected_s([], newcomers=2) == 4 * STANDARD_ITEMS * ITEM_S
 
 
 def test_a_screen_after_the_measurement_takes_servers_of_its_own(quality_of):
