@@ -7,13 +7,13 @@ load is some ten seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import replace
 
 from pydantic import JsonValue
+from verdict_parts import Arm, Expected, Load, Regime
 
-from kvtune.types import Bottleneck, Request
+from kvtune.types import Bottleneck
 
 KV_BYTES_PER_TOKEN = 23_040
 """Of SmolLM2-135M in bfloat16: 30 layers x 3 KV heads x 64 x keys and values x 2 bytes."""
@@ -21,86 +21,7 @@ KV_BYTES_PER_TOKEN = 23_040
 BLOCK_TOKENS = 128
 """The engine's own block on a CPU."""
 
-PREFIX_BLOCK_TOKENS = 16
 MIB = 1 << 20
-
-Expected = Literal["helps", "does not help", "open"]
-ModelName = Literal["smollm2", "keys", "wide", "half", "tiny"]
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Requests of one kind. The k-th begins with prefix k modulo `prefixes`, if there are any.
-
-    `concurrency` requests are kept in flight; `None`: they arrive at `rate_per_s`.
-    """
-
-    requests: int
-    prompt_tokens: int
-    output_tokens: int
-    concurrency: int | None = None
-    rate_per_s: float = 0.0
-    prefixes: int = 0
-    prefix_tokens: int = 0
-    uneven: bool = False
-
-    def make(self) -> tuple[Request, ...]:
-        """The requests; their tokens are drawn when they are sent."""
-        return tuple(self._request(number) for number in range(self.requests))
-
-    def _request(self, number: int) -> Request:
-        # A fixed cycle of short and long, so that every run sends the same lengths.
-        share = (1.0, 0.25, 1.75, 0.5, 1.5)[number % 5] if self.uneven else 1.0
-        blocks: tuple[int, ...] = ()
-        if self.prefixes:
-            first = (number % self.prefixes) << 16
-            blocks = tuple(range(first, first + self.prefix_tokens // PREFIX_BLOCK_TOKENS))
-        return Request(
-            arrival_s=None if self.concurrency else number / self.rate_per_s,
-            input_tokens=self.prefix_tokens + int(self.prompt_tokens * share),
-            output_tokens=max(1, int(self.output_tokens * share)),
-            prefix_blocks=blocks,
-            prefix_block_tokens=PREFIX_BLOCK_TOKENS if blocks else 0,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One change of the baseline: engine arguments on top of its own, another load or model.
-
-    `removed` are arguments that the baseline has and the arm has not.
-    """
-
-    name: str
-    expected: Expected
-    arguments: Mapping[str, JsonValue] = field(default_factory=dict)
-    removed: tuple[str, ...] = ()
-    load: Load | None = None
-    model: ModelName | None = None
-
-    @property
-    def is_engine(self) -> bool:
-        """Whether it is a lever of the engine, for which there may be a forecast."""
-        return self.load is None and self.model is None
-
-    def on(self, base: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-        """The engine arguments of the arm."""
-        kept = {name: value for name, value in base.items() if name not in self.removed}
-        return {**kept, **self.arguments}
-
-
-@dataclass(frozen=True, slots=True)
-class Regime:
-    """A load on an engine. `truth` is the bottleneck, or the largest two where no one is it."""
-
-    name: str
-    truth: tuple[Bottleneck, ...]
-    built: str
-    load: Load
-    arguments: Mapping[str, JsonValue]
-    arms: Sequence[Arm]
-    model: ModelName = "smollm2"
-    goal: str = "max goodput"
 
 
 def _engine(blocks: int, longest_tokens: int, **more: JsonValue) -> dict[str, JsonValue]:
@@ -116,10 +37,10 @@ def _engine(blocks: int, longest_tokens: int, **more: JsonValue) -> dict[str, Js
     }
 
 
-def _memory(base: Mapping[str, JsonValue], factor: int, expected: Expected) -> Arm:
+def _memory(base: Mapping[str, JsonValue], factor: float, expected: Expected) -> Arm:
     now = base["kv-cache-memory-bytes"]
     assert isinstance(now, int)
-    return Arm(f"kv memory x{factor}", expected, {"kv-cache-memory-bytes": now * factor})
+    return Arm(f"kv memory x{factor:g}", expected, {"kv-cache-memory-bytes": int(now * factor)})
 
 
 def _seqs(count: int, expected: Expected = "does not help") -> Arm:
@@ -164,6 +85,15 @@ def regimes() -> tuple[Regime, ...]:
         _tiny_model(),
         _eager(),
         _mixed(),
+        _halved(_preempted(), "hurts", "and an arm whose pool holds less than four"),
+        _halved(_thrash(), "hurts", "and an arm whose pool holds one request and not a second"),
+        _short_prefixes(),
+        _halved(_uneven(), "hurts", "and an arm whose pool holds 736 tokens"),
+        _halved(
+            _with_memory(_long_contexts(), 1024 * MIB),
+            "changes nothing",
+            "in a pool of 65,536 tokens, of which the load fills a quarter",
+        ),
     )
 
 
@@ -379,5 +309,36 @@ def _mixed() -> Regime:
             _load("half the prompt", half),
             _memory(base, 2, "does not help"),
             _seqs(128),
+        ),
+    )
+
+
+def _halved(regime: Regime, expected: Expected, how: str) -> Regime:
+    """The same server and load with half the memory as the only arm: a lever that costs."""
+    return replace(
+        regime,
+        name=f"{regime.name}-halved",
+        built=f"{regime.built}; {how}",
+        arms=(_memory(regime.arguments, 0.5, expected),),
+    )
+
+
+def _with_memory(regime: Regime, memory_bytes: int) -> Regime:
+    return replace(regime, arguments={**regime.arguments, "kv-cache-memory-bytes": memory_bytes})
+
+
+def _short_prefixes() -> Regime:
+    base = _engine(112, 2048)
+    return Regime(
+        "short-prefixes",
+        (Bottleneck.COMPUTE,),
+        "4 prefixes of 96 tokens in turn, 32 own and 4 new ones each, 4 at a time: "
+        "no block of 128 is shared",
+        Load(80, 32, 4, concurrency=4, prefixes=4, prefix_tokens=96),
+        base,
+        (
+            _blocks(32, "helps"),
+            _blocks(64, "helps"),
+            _memory(base, 2, "changes nothing"),
         ),
     )

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 
-from verdict_results import (
-    CAPACITY,
-    FORECAST_NO_CHANGE,
-    HELPS,
-    MEASURED_NO_CHANGE,
-    STEP,
-    Pair,
-    RegimeResult,
-    Results,
-    is_as_expected,
-    is_right,
-    pairs,
-    ratio,
-    server_noise,
-    untold,
-)
+from verdict_forecasts import forecasts, misses
+from verdict_results import HELPS, STEP, RegimeResult, Results, is_as_expected, is_right, ratio
+from verdict_table import table
 
-from kvtune.autotune.forecast.score import NO_CHANGE, is_sign_right
 from kvtune.profilers.statistics import Estimate
+from kvtune.profilers.step_signs import PEAK_LEAST_SHARE
 from kvtune.types import Bottleneck, StepTimeModel, Verdict
 
 MIXED = "mixed"
@@ -38,8 +24,8 @@ def render(results: Results) -> str:
         _confusion(judged),
         _built(judged),
         _causes(judged),
-        _forecasts(results),
-        _misses(results),
+        forecasts(results),
+        misses(results),
         _method(results),
     ]
     failed = [regime for regime in results.regimes if regime.problem]
@@ -100,7 +86,7 @@ and without the probe, {unprobed} are right; by the server's counters during it,
 tells a watch of somebody who knows the checkpoint and sends nothing.
 
 {
-        _table(
+        table(
             [
                 "regime",
                 "truth",
@@ -113,7 +99,28 @@ tells a watch of somebody who knows the checkpoint and sends nothing.
             ],
             rows,
         )
-    }"""
+    }{_weights_note(regimes)}"""
+
+
+def _weights_note(regimes: Sequence[RegimeResult]) -> str:
+    """Why a verdict may be weight-bandwidth beside a larger share of overhead."""
+    named = [
+        f"`{regime.name}`"
+        for regime in regimes
+        if (verdict := regime.verdict) is not None
+        and is_right(regime, verdict)
+        and verdict.bottleneck is Bottleneck.WEIGHT_BANDWIDTH
+        and verdict.shares.get(Bottleneck.OVERHEAD, 0.0)
+        > verdict.shares.get(Bottleneck.WEIGHT_BANDWIDTH, 0.0)
+    ]
+    if not named:
+        return ""
+    return f"""
+
+{" and ".join(named)}: weight-bandwidth beside a larger share of overhead is no slip. The share of
+weights is the time that their bytes take at the best speed measured of the memory, which kernels do
+not reach: the least that they take, and what they take beyond it is counted as overhead. So the
+fixed price of a step is named after weights once that least is {PEAK_LEAST_SHARE:.0%} of it."""
 
 
 def _confusion(regimes: Sequence[RegimeResult]) -> str:
@@ -137,7 +144,7 @@ def _confusion(regimes: Sequence[RegimeResult]) -> str:
     ]
     return (
         "Truth by row, verdict by column; `mixed` is right if its two largest shares are:\n\n"
-        + (_table(["", *map(str, columns)], rows))
+        + (table(["", *map(str, columns)], rows))
     )
 
 
@@ -151,7 +158,7 @@ def _built(regimes: Sequence[RegimeResult]) -> str:
         ]
         for regime in regimes
     ]
-    return "## How the regimes are built\n\n" + _table(
+    return "## How the regimes are built\n\n" + table(
         ["regime", "load", "engine", "a decode step, ms (sequence, 1,000 KV tokens, error)"], rows
     )
 
@@ -176,89 +183,11 @@ def _causes(regimes: Sequence[RegimeResult]) -> str:
     return f"""## Moving the lever, and moving others
 
 {agreed} of {asked} did as the truth says. A lever helps if it raises goodput by {HELPS:.0%} or more
-and in every round. Ratios to the baseline of the same round, with a 95% interval over rounds. Arms
-with a \\* move the load or the model: no argument of the engine moves what binds there.
+and in every round, and hurts if it lowers it as much. Ratios to the baseline of the same round,
+with a 95% interval over rounds. Arms with a \\* move the load or the model: no argument of the
+engine moves what binds there.
 
-{_table(["regime", "arm", "truth says", "goodput", "decode step", "agrees"], rows)}"""
-
-
-def _forecasts(results: Results) -> str:
-    found = pairs(results)
-    steps = pairs(results, STEP)
-    if not found:
-        return "## Forecasts\n\nNothing was forecast and measured."
-    errors = [pair.error_points or 0.0 for pair in found]
-    step_errors = [pair.error_points or 0.0 for pair in steps]
-    step_line = (
-        f"Of the decode step (median gap between tokens): {len(steps)} pairs, mean absolute error "
-        f"{fmean(step_errors):.1f} points."
-        if steps
-        else ""
-    )
-    strict = [
-        is_sign_right(pair.told.ratio.estimate, pair.measured)
-        for pair in found
-        if pair.told.ratio is not None
-    ]
-    capacity = _capacity_errors(results)
-    worst = max(capacity, default=0.0)
-    rows = [
-        [
-            f"`{pair.regime}`",
-            pair.lever,
-            _told(pair),
-            f"{pair.measured - 1:+.0%}",
-            f"{pair.noise:.0%}",
-            f"{pair.error_points:.0f}",
-            "yes" if pair.is_sign_right else "**no**",
-            "yes" if pair.is_in_range else "no",
-        ]
-        for pair in found
-    ]
-    return f"""## Forecasts against measurements
-
-{len(found)} pairs of goodput: sign right {_share([pair.is_sign_right for pair in found])}, mean
-absolute error {fmean(errors):.1f} points, within the forecast range
-{_share([pair.is_in_range for pair in found])}. {step_line}
-KV tokens: {len(capacity)} pairs, largest error {worst:.2%} of what the engine reports.
-
-The noise is the standard error of a ratio, of which servers that are started alike give the most:
-their goodput differs by {server_noise(results):.1%} (standard deviation, from a second server of
-each baseline). A forecast below {FORECAST_NO_CHANGE:.0%}, or below the noise, is one of no change,
-which is right if less than {MEASURED_NO_CHANGE:.0%}, or than twice the noise, was measured.
-Without any allowance for noise, as `kvtune history forecasts` counts (less than {NO_CHANGE:.0%}
-on both sides is no change), the sign is right
-{_share(strict)}.
-
-{
-        _table(
-            [
-                "regime",
-                "lever",
-                "forecast",
-                "measured",
-                "noise",
-                "error, points",
-                "sign",
-                "in range",
-            ],
-            rows,
-        )
-    }"""
-
-
-def _misses(results: Results) -> str:
-    missed = [pair for pair in pairs(results) if not pair.is_sign_right or not pair.is_in_range]
-    lines = [
-        f"- `{pair.regime}`, {pair.lever}: forecast {_told(pair)}, measured "
-        f"{pair.measured - 1:+.0%}. {pair.told.reason}"
-        for pair in missed
-    ]
-    silent = [f"- `{regime.name}`, {arm.name}: {reason}" for regime, arm, reason in untold(results)]
-    text = "### Misses\n\nOut of the range, or of the wrong sign:\n\n" + "\n".join(
-        lines or ["- none"]
-    )
-    return text + "\n\nMeasured, but not forecast:\n\n" + "\n".join(silent or ["- none"])
+{table(["regime", "arm", "truth says", "goodput", "decode step", "agrees"], rows)}"""
 
 
 def _method(results: Results) -> str:
@@ -276,15 +205,6 @@ def _method(results: Results) -> str:
 - *Measured* is the ratio of geometric means over rounds. KV tokens are those that the engine
   reports when it has started.
 - Ceilings are the best of short runs and hold for a quiet machine; a busy one gives lower ones."""
-
-
-def _capacity_errors(results: Results) -> list[float]:
-    return [
-        abs(told.predicted / arm.kv_tokens - 1)
-        for regime in results.regimes
-        for arm in regime.arms
-        if (told := arm.told.get(CAPACITY)) is not None and told.predicted and arm.kv_tokens
-    ]
 
 
 def _is_abstained(regime: RegimeResult, verdict: Verdict | None) -> bool:
@@ -337,19 +257,3 @@ def _ratio(found: Estimate | None) -> str:
     if found.low is None or found.high is None:
         return f"{found.estimate:.2f}"
     return f"{found.estimate:.2f} ({found.low:.2f} to {found.high:.2f})"
-
-
-def _told(pair: Pair) -> str:
-    told = pair.told.ratio
-    if told is None or told.low is None or told.high is None:
-        return ""
-    return f"{told.estimate - 1:+.0%} ({told.low - 1:+.0%} to {told.high - 1:+.0%})"
-
-
-def _share(hits: Sequence[bool]) -> str:
-    return f"{sum(hits)} of {len(hits)} ({sum(hits) / len(hits):.0%})"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import hypot, log, sqrt
 from statistics import fmean, stdev
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+from verdict_parts import Effect, Expected
 
 from kvtune.profilers.statistics import Estimate, paired_ratio_interval
 from kvtune.types import Bottleneck, Ceilings, Device, EngineInfo, Interval, StepTimeModel, Verdict
 
 HELPS = 0.08
-"""A lever helps if it adds this much and more than nothing in every round."""
+"""A lever helps if it adds this much and more than nothing in every round, and hurts if it takes as
+much."""
 
 FORECAST_NO_CHANGE = 0.03
 MEASURED_NO_CHANGE = 0.05
@@ -44,7 +45,7 @@ class ArmResult(Value):
     """
 
     name: str
-    expected: Literal["helps", "does not help", "open"]
+    expected: Expected
     is_engine: bool
     rounds: tuple[dict[str, float], ...] = ()
     told: dict[str, Told] = {}
@@ -122,6 +123,11 @@ class Pair(Value):
         return told * seen > 0
 
     @property
+    def is_change(self) -> bool:
+        """Whether a change was forecast, however noisy the measurement."""
+        return abs(self._estimate - 1) >= FORECAST_NO_CHANGE
+
+    @property
     def is_in_range(self) -> bool:
         """Whether the measurement lies within the forecast range."""
         ratio = self.told.ratio
@@ -178,19 +184,25 @@ def noise(regime: RegimeResult, arm: ArmResult, between: float, metric: str = GO
     return hypot(within, between * sqrt(servers)) if arm.is_engine else within
 
 
-def helped(regime: RegimeResult, arm: ArmResult) -> bool | None:
-    """Whether the arm raised goodput; `None` where nothing was measured."""
+def effect(regime: RegimeResult, arm: ArmResult) -> Effect | None:
+    """What the arm did to goodput; `None` where nothing was measured."""
     found = ratio(regime, arm)
     if found is None:
         return None
-    always = all(ours > theirs for ours, theirs in _pairs(regime, arm, GOODPUT))
-    return found.estimate >= 1 + HELPS and always
+    rounds = _pairs(regime, arm, GOODPUT)
+    if found.estimate >= 1 + HELPS and all(ours > theirs for ours, theirs in rounds):
+        return "helps"
+    if found.estimate <= 1 - HELPS and all(ours < theirs for ours, theirs in rounds):
+        return "hurts"
+    return "changes nothing"
 
 
 def is_as_expected(regime: RegimeResult, arm: ArmResult) -> bool | None:
     """Whether the arm did what the truth says; `None` where that says nothing."""
-    did = helped(regime, arm)
-    return None if did is None or arm.expected == "open" else did == (arm.expected == "helps")
+    did = effect(regime, arm)
+    if did is None or arm.expected == "open":
+        return None
+    return did != "helps" if arm.expected == "does not help" else did == arm.expected
 
 
 def pairs(results: Results, metric: str = GOODPUT) -> list[Pair]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import JsonValue
-from verdict_regimes import Arm, Load, Regime
+from verdict_parts import Arm, Load, Regime
 from verdict_results import CAPACITY, FIRST_TOKEN, GOODPUT, STEP, ArmResult, RegimeResult, Told
 
 from kvtune.autotune.cli.options import make_plan

@@ -2,8 +2,8 @@
 
 Every regime is built so that its bottleneck is known. Its baseline is profiled as `kvtune profile`
 does it; then its load is sent again, in turns, to the baseline and to arms that each change one
-thing: the lever that the truth names, which must help, and others, which must not. What the profile
-forecast for the levers of the engine is held against that.
+thing: the lever that the truth names, which must help (or hurt, the other way), and others, which
+must not. What the profile forecast for the levers of the engine is held against that.
 
     python benchmarks/verdicts.py --model .model/SmolLM2-135M-Instruct --output verdicts.json
     python benchmarks/verdicts.py --from verdicts.json --markdown docs/verdicts.md
@@ -21,7 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from verdict_models import make_model
-from verdict_regimes import Regime, regimes
+from verdict_parts import Regime
+from verdict_regimes import regimes
 from verdict_report import render
 from verdict_results import RegimeResult, Results
 from verdict_run import Bench, run_regime
