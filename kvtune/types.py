@@ -609,7 +609,10 @@ class NegativeSample(Stored):
 
 
 class QualityPoint(Stored):
-    """What an item's headline metric was, and where the item stands on the axes of its map."""
+    """What an item's headline metric was, and where the item stands on the axes of its map.
+
+    `again` is that of the baseline's second run, where there was one.
+    """
 
     suite: str
     category: str
@@ -617,6 +620,7 @@ class QualityPoint(Stored):
     place: dict[str, float] = Field(default_factory=dict)
     candidate: float
     baseline: float
+    again: float | None = None
 
 
 class QualityReport(Stored):

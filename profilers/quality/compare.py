@@ -313,4 +313,5 @@ def _point(item: Item, row: Row) -> QualityPoint:
         place=dict(item.place),
         candidate=row.ours,
         baseline=row.theirs,
+        again=None if row.again is None else row.again[0],
     )

@@ -113,6 +113,15 @@ def test_same_answers_pass():
     assert report.points[7].place == {"depth": 0.07}
 
 
+def test_points_have_what_the_baseline_gave_each_time():
+    again = ask(Echo(lambda item, number: "No idea at all ." if number == 7 else None))
+    report = compared(lambda item, number: None, again=again)
+    seventh = report.points[7]
+    assert (seventh.candidate, seventh.baseline, seventh.again) == (1.0, 1.0, 0.0)
+    assert report.points[8].again == 1.0
+    assert compared(lambda item, number: None).points[7].again is None
+
+
 def test_items_about_one_text_stay_together():
     class Shared(Numbers):
         def items(self, plan):
