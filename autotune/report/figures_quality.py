@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -9,10 +10,19 @@ from typing import Any
 from kvtune.autotune.quality import words
 from kvtune.autotune.report.figures_workload import MARKED, OURS, PLAIN
 from kvtune.autotune.report.page import Figure, plain
+from kvtune.profilers.quality.suites.length_shift import LONG_RATIO
+from kvtune.profilers.statistics import sorted_percentile
 from kvtune.types import Interval, QualityFigure, QualityPoint
 
 ROW_PX = 34
+MAP_ROW_PX = 20
+MAP_PX = 16
 MARGIN_PX = 120
+SIDES = ([0, 0.48], [0.52, 1])
+MAP_SHARE = 0.88
+"""Of its row's height; the rest keeps categories apart."""
+
+DASHES = ("solid", "dash", "dot")
 LENGTH, DEPTH = "length_tokens", "depth"
 
 OUTCOME_COLOR = {"pass": OURS, "fail": MARKED, "unclear": PLAIN}
@@ -70,52 +80,133 @@ def changes_figure(figures: Sequence[QualityFigure]) -> Figure:
 
 
 def map_figure(suite: str, points: Sequence[QualityPoint]) -> Figure | None:
-    """Scores over length and depth, baseline and candidate side by side; None without places."""
+    """Scores over length and depth, a row of two maps for each category; None without places."""
     placed = [point for point in points if LENGTH in point.place and DEPTH in point.place]
     if not placed:
         return None
     lengths = sorted({point.place[LENGTH] for point in placed})
     depths = sorted({round(point.place[DEPTH], 1) for point in placed})
-    sides = {
-        "baseline": _means(placed, lambda point: point.baseline),
-        "candidate": _means(placed, lambda point: point.candidate),
-    }
-    data = [
-        {
-            "type": "heatmap",
-            "x": [f"{length:g}" for length in lengths],
-            "y": [f"{depth:.0%}" for depth in depths],
-            "z": [[cells.get((length, depth)) for length in lengths] for depth in depths],
-            "zmin": 0,
-            "zmax": 1,
-            "colorscale": "Viridis",
-            "showscale": number == 1,
-            "xaxis": f"x{number + 1 if number else ''}",
-            "hovertemplate": f"{who}: %{{x}} tokens, depth %{{y}}: %{{z:.2f}}<extra></extra>",
-            "xgap": 2,
-            "ygap": 2,
+    categories = list(dict.fromkeys(point.category for point in placed))
+    data: list[dict[str, Any]] = []
+    axes: dict[str, Any] = {}
+    told: list[str] = []
+    lower = places = 0
+    for row, category in enumerate(categories):
+        own = [point for point in placed if point.category == category]
+        sides = {
+            "baseline": _means(own, lambda point: point.baseline),
+            "candidate": _means(own, lambda point: point.candidate),
         }
-        for number, (who, cells) in enumerate(sides.items())
-    ]
-    titles = {"baseline": "baseline, prompt tokens", "candidate": "candidate, prompt tokens"}
-    layout = {
-        "xaxis": {"domain": [0, 0.48], "type": "category", "title": {"text": titles["baseline"]}},
-        "xaxis2": {
-            "domain": [0.52, 1],
-            "type": "category",
-            "title": {"text": titles["candidate"]},
-        },
-        "yaxis": {"type": "category", "title": {"text": "depth"}, "autorange": "reversed"},
-        "margin": {"l": 60, "r": 20, "t": 20, "b": 60},
-    }
-    before, now = (fmean(cells.values()) for cells in sides.values())
-    lost = [cell for cell, score in sides["baseline"].items() if sides["candidate"][cell] < score]
+        before, now = (fmean(cells.values()) for cells in sides.values())
+        told.append(f"{category} {before:.2f} with the baseline, {now:.2f} now")
+        lower += sum(sides["candidate"][cell] < score for cell, score in sides["baseline"].items())
+        places += len(sides["baseline"])
+        top = 1 - row / len(categories)
+        for column, (who, cells) in enumerate(sides.items()):
+            axis = str(2 * row + column + 1) if row or column else ""
+            is_last = row == len(categories) - 1
+            data.append(
+                {
+                    "type": "heatmap",
+                    "x": [f"{length:g}" for length in lengths],
+                    "y": [f"{depth:.0%}" for depth in depths],
+                    "z": [[cells.get((length, depth)) for length in lengths] for depth in depths],
+                    "zmin": 0,
+                    "zmax": 1,
+                    "colorscale": "Viridis",
+                    "showscale": len(data) == 0,
+                    "xaxis": f"x{axis}",
+                    "yaxis": f"y{axis}",
+                    "hovertemplate": f"{plain(category)}, {who}: %{{x}} tokens, depth %{{y}}: "
+                    "%{z:.2f}<extra></extra>",
+                    "xgap": 2,
+                    "ygap": 2,
+                }
+            )
+            axes[f"xaxis{axis}"] = {
+                "domain": SIDES[column],
+                "anchor": f"y{axis}",
+                "type": "category",
+                "showticklabels": is_last,
+                "title": {"text": f"{who}, prompt tokens" if is_last else ""},
+            }
+            axes[f"yaxis{axis}"] = {
+                "domain": [top - MAP_SHARE / len(categories), top],
+                "anchor": f"x{axis}",
+                "type": "category",
+                "autorange": "reversed",
+                "showticklabels": column == 0,
+                "title": {"text": "" if column else plain(category)},
+            }
     return Figure(
-        f"Scores of {suite} over prompt length and depth; yellow is all right.",
-        f"Mean over all places: {before:.2f} with the baseline, {now:.2f} now; "
-        f"{len(lost)} of {len(sides['baseline'])} places are lower.",
+        f"Scores of {suite} by category, over prompt length and, downwards, depth in the text; "
+        "yellow is all right.",
+        f"Means over all places: {'; '.join(told)}. {lower} of {places} places are lower.",
+        {"data": data, "layout": {**axes, "margin": {"l": 80, "r": 20, "t": 20, "b": 60}}},
+        MARGIN_PX + len(categories) * (MAP_PX + MAP_ROW_PX * len(depths)),
+    )
+
+
+def ratios_figure(suite: str, points: Sequence[QualityPoint]) -> Figure | None:
+    """What share of answers is up to how many times as long as the baseline's, by category.
+
+    Points are natural logarithms of lengths. The baseline's second run stands beside the candidate;
+    None without points.
+    """
+    if not points:
+        return None
+    data: list[dict[str, Any]] = []
+    told: list[str] = []
+    for number, category in enumerate(dict.fromkeys(point.category for point in points)):
+        own = [point for point in points if point.category == category]
+        arms = {
+            "baseline again": (
+                PLAIN,
+                [each.again - each.baseline for each in own if each.again is not None],
+            ),
+            "candidate": (OURS, [each.candidate - each.baseline for each in own]),
+        }
+        for who, (color, shifts) in arms.items():
+            if not shifts:
+                continue
+            ratios = sorted(map(math.exp, shifts))
+            longer = sum(ratio > LONG_RATIO for ratio in ratios) / len(ratios)
+            told.append(
+                f"{category}, {who}: median {sorted_percentile(ratios, 50):.2f}, nine in ten up to "
+                f"{sorted_percentile(ratios, 90):.2f}, {longer:.0%} over {LONG_RATIO:g}"
+            )
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "name": plain(f"{category}, {who}"),
+                    "x": ratios,
+                    "y": [(index + 1) / len(ratios) for index in range(len(ratios))],
+                    "line": {"shape": "hv", "color": color, "dash": DASHES[number % len(DASHES)]},
+                    "hovertemplate": "%{y:.0%} up to %{x:.2f} times<extra></extra>",
+                }
+            )
+    data.append(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": f"{LONG_RATIO:g} times as long",
+            "x": [LONG_RATIO, LONG_RATIO],
+            "y": [0, 1],
+            "line": {"color": MARKED, "dash": "dot"},
+            "hoverinfo": "skip",
+        }
+    )
+    layout = {
+        "xaxis": {"type": "log", "title": {"text": "times the tokens of the baseline's answer"}},
+        "yaxis": {"title": {"text": "share of answers"}, "range": [0, 1.02], "tickformat": ".0%"},
+        "legend": {"orientation": "h", "y": 1.15},
+        "margin": {"l": 70, "r": 20, "t": 50, "b": 60},
+    }
+    return Figure(
+        f"Lengths of {suite} answers beside the baseline's, and what it differs from itself.",
+        f"{'; '.join(told)} times as long.",
         {"data": data, "layout": layout},
-        MARGIN_PX + 40 + ROW_PX * len(depths),
     )
 
 

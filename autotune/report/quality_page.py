@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from kvtune.autotune.quality import words
-from kvtune.autotune.report.figures_quality import changes_figure, lengths_figure, map_figure
+from kvtune.autotune.report.figures_quality import (
+    changes_figure,
+    lengths_figure,
+    map_figure,
+    ratios_figure,
+)
 from kvtune.autotune.report.page import (
     Block,
     Bullets,
@@ -22,9 +27,20 @@ from kvtune.autotune.report.page import (
     Tone,
 )
 from kvtune.autotune.words import duration
+from kvtune.profilers.quality.limits import ANY
 from kvtune.types import NegativeSample, QualityFigure, QualityReport
 
 TONE: dict[str, Tone] = {"pass": "good", "fail": "bad", "unclear": "muted"}
+
+LENGTHS = "length-shift"
+"""The suite whose points are logarithms of lengths."""
+
+NOTES = {
+    "fidelity": "KL is known from the 20 most likely tokens of each side and what is left beside "
+    "them, so the true divergence is rather higher than lower.",
+    ANY: "Broken is what can be seen in an answer alone: it is empty, a loop or unreadable. Real "
+    "words in no order are not; other suites notice those.",
+}
 
 COLUMNS = (
     Column("category"),
@@ -88,6 +104,9 @@ def _suite(
     blocks.append(map_figure(suite, points))
     if telling and telling[0].kind == "level":
         blocks.append(lengths_figure(points, telling[0]))
+    if suite == LENGTHS:
+        blocks.append(ratios_figure(suite, points))
+    blocks.append(NOTES.get(suite))
     blocks.append(
         Table(f"All figures of {suite}.", COLUMNS, tuple(_row(figure) for figure in figures))
     )
@@ -141,7 +160,7 @@ def _measured(report: QualityReport) -> tuple[Block, ...]:
     }
     rows = tuple(Row((name, value)) for name, value in facts.items() if value)
     return (
-        "The baseline was asked twice, with another seed and other batches the second time: what "
-        "it differs from itself is the noise floor. Changes are paired, item by item.",
+        "The baseline was asked twice, what is sampled drawn anew and in other batches the second "
+        "time: what it differs from itself is the noise floor. Changes are paired, item by item.",
         Table("What was compared.", (Column("what"), Column("value")), rows),
     )

@@ -1,8 +1,15 @@
 """A quality report on a page: every figure, what broke, and the maps."""
 
+import math
+
 import pytest
 
-from kvtune.autotune.report.figures_quality import changes_figure, lengths_figure, map_figure
+from kvtune.autotune.report.figures_quality import (
+    changes_figure,
+    lengths_figure,
+    map_figure,
+    ratios_figure,
+)
 from kvtune.autotune.report.page import Details, Figure, KeyFigures, Table, render_page
 from kvtune.autotune.report.quality_page import quality_page
 from kvtune.types import Interval, NegativeSample, QualityFigure, QualityPoint, QualityReport
@@ -49,11 +56,11 @@ KL = figure(
 )
 
 
-def point(length, depth=None, candidate=1.0, baseline=1.0, suite="needle"):
+def point(length, depth=None, candidate=1.0, baseline=1.0, suite="needle", category="single"):
     place = {"length_tokens": length} | ({} if depth is None else {"depth": depth})
     return QualityPoint(
         suite=suite,
-        category="single",
+        category=category,
         item=f"i{length}",
         place=place,
         candidate=candidate,
@@ -160,6 +167,66 @@ def test_a_map_shows_both_sides_and_leaves_unknown_places_empty():
     assert baseline["y"] == ["0%", "50%"]
     assert candidate["z"] == [[1.0, None], [0.0, 1.0]]
     assert "1 of 3 places are lower" in drawn.description
+
+
+def test_each_category_has_maps_of_its_own():
+    points = [
+        point(300, 0.0),
+        point(300, 0.0, candidate=0.0, category="multi-key"),
+        point(600, 0.0, candidate=0.5, category="multi-key"),
+    ]
+    plot = map_figure("needle", points).plot
+    single, other = plot["data"][1], plot["data"][3]
+    assert single["z"] == [[1.0, None]]
+    assert other["z"] == [[0.0, 0.5]]
+    assert (single["yaxis"], other["yaxis"]) == ("y2", "y4")
+    assert plot["layout"]["yaxis3"]["title"]["text"] == "multi-key"
+    above, below = plot["layout"]["yaxis"]["domain"], plot["layout"]["yaxis3"]["domain"]
+    assert above[0] > below[1]
+
+
+def length(ratio, again, category="greedy"):
+    return QualityPoint(
+        suite="length-shift",
+        category=category,
+        item=f"i{ratio}",
+        candidate=math.log(40 * ratio),
+        baseline=math.log(40),
+        again=None if again is None else math.log(40 * again),
+    )
+
+
+def test_ratios_of_lengths_stand_beside_what_the_baseline_differs_from_itself():
+    points = [length(2.0, 1.25), length(0.5, 1.0), length(1.0, None)]
+    control, candidate, mark = ratios_figure("length-shift", points).plot["data"]
+    assert candidate["x"] == pytest.approx([0.5, 1.0, 2.0])
+    assert candidate["y"] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert control["x"] == pytest.approx([1.0, 1.25])
+    assert mark["x"] == [1.5, 1.5]
+    words = ratios_figure("length-shift", points).description
+    assert "candidate: median 1.00, nine in ten up to 1.80, 33% over 1.5" in words
+
+
+def test_ratios_are_drawn_by_category_and_without_a_control_where_there_is_none():
+    points = [length(2.0, None), length(0.5, None, "sampled")]
+    names = [trace["name"] for trace in ratios_figure("length-shift", points).plot["data"]]
+    assert names == ["greedy, candidate", "sampled, candidate", "1.5 times as long"]
+    assert ratios_figure("length-shift", []) is None
+
+
+def test_a_suite_of_lengths_is_drawn_as_ratios():
+    lengths = figure(
+        suite="length-shift",
+        category="greedy",
+        metric="length",
+        unit="nats",
+        better="lower",
+        change=interval(0.1, 0.0, 0.2, "nats"),
+        floor=None,
+    )
+    page = quality_page(report(figures=(lengths,), points=(length(2.0, 1.0),)))
+    captions = [found.caption for found in blocks(page, Figure)]
+    assert any(caption.startswith("Lengths of length-shift answers") for caption in captions)
 
 
 def test_places_without_depth_make_no_map_but_a_line_by_length():
