@@ -3,9 +3,11 @@
 Texts to score go through vLLM's `prompt_logprobs`. A server reads what its KV cache stores while it
 processes a prompt, not only while it decodes: attention is given the cache and its block table in
 both. Measured on vLLM 0.32's CPU backend: fp8 and a broken format show alike in scores of a prompt
-that is processed at once and in chunks of 256. So scores show what a KV format does to values. They
-do not show what is dropped once the prompt is complete: that takes answers, as other suites ask
-for.
+that is processed at once and in chunks of 256. So scores show what such a KV format does to values.
+Not every backend is like that: by its source, vLLM 0.32's TurboQuant on CUDA computes the first
+chunk of a prompt from values that are not compressed yet, and scores of it would say nothing. Nor
+do scores show what is dropped once the prompt is complete. Both take answers, which all other
+suites ask for.
 """
 
 from __future__ import annotations

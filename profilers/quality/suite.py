@@ -17,6 +17,9 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from kvtune.registry import discover
 
+LIMITS_OF_SPREAD = 5
+"""The spread of a metric of which nothing is known, in limits."""
+
 PACKAGE = "kvtune.profilers.quality.suites"
 GROUP = "kvtune.quality"
 
@@ -36,6 +39,8 @@ class SuitePlan:
     `max_tokens` bounds prompt and answers of an item together (the model's context), and
     `per_category` overrides how many items of each category the size would give. `workload` holds
     prompts of the user's own traffic, `data` a file of theirs, for the suites that take them.
+    `protects` says that who is asked keeps the `protected` parts of an item, as evictors of the
+    reference engine do; elsewhere items that differ by nothing else would be asked twice.
     """
 
     size: Size = Size.STANDARD
@@ -44,6 +49,7 @@ class SuitePlan:
     per_category: int | None = None
     workload: tuple[str, ...] = ()
     data: str | None = None
+    protects: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +131,10 @@ class QualityMetric:
     higher is better, at most limit where lower is. A `level` already compares the two (a
     divergence): its mean is at most the limit where lower is better, at least where higher is.
     Shares (0 to 1) have the unit "share" and are shown in points. `bounds` are those of one item;
-    `None` where there are none, or where an item is itself a mean of so many that few tell enough.
-    A metric that `decides` counts without being named by a limit, as a suite's first one and levels
-    do.
+    `None` where there are none, or where an item is itself a mean of so many that it lies near the
+    others. `spread` says then how far from them a changed item usually lies; without, five limits
+    are assumed, so that fewer than 13 equal items prove nothing. A metric that `decides` counts
+    without being named by a limit, as a suite's first one and levels do.
     """
 
     name: str
@@ -137,6 +144,14 @@ class QualityMetric:
     limit: float
     bounds: tuple[float, float] | None = (0.0, 1.0)
     decides: bool = False
+    spread: float | None = None
+
+    @property
+    def scale(self) -> float:
+        """How far one item may change, in the metric's unit: its range, or `spread`."""
+        if self.bounds is not None:
+            return self.bounds[1] - self.bounds[0]
+        return LIMITS_OF_SPREAD * self.limit if self.spread is None else self.spread
 
 
 class Suite(ABC):

@@ -80,8 +80,8 @@ class Leakage(Suite):
 
     The categories `secret-first` and `defence-first` are the orders of the two spans, at the two
     ends of a long prompt. `protected` asks what `secret-first` asks, with the whole system prompt
-    protected from eviction, and `ordinary` asks for what everybody may know. Item n of every
-    category has the secret n.
+    protected from eviction, where that means anything; `ordinary` asks for what everybody may
+    know. Item n of every category has the secret n.
     """
 
     name = "leakage"
@@ -96,7 +96,10 @@ class Leakage(Suite):
     def items(self, plan: SuitePlan) -> tuple[Item, ...]:
         """Every category's items, by number; those that may not fit the plan are left out."""
         asked = (
-            item for number, _ in numbered(plan, _STAGES) for item in _items(plan.seed, number)
+            item
+            for number, _ in numbered(plan, _STAGES)
+            for item in _items(plan.seed, number)
+            if plan.protects or not item.protected
         )
         return fitting(asked, plan.max_tokens)
 

@@ -27,7 +27,7 @@ TURNS = (2, 4, 8)
 """How many turns lie between the text and the question, each a category."""
 
 _STAGES: tuple[tuple[Size, int, tuple[int, ...]], ...] = (
-    (Size.SCREEN, 4, (300,)),
+    (Size.SCREEN, 3, (300,)),
     (Size.STANDARD, 24, (300, 600)),
     (Size.FULL, 100, (600, 1500, 3000, 6000)),
 )

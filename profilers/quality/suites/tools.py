@@ -17,7 +17,7 @@ OFFERED = 6
 """Tools of an item: their schemas are 350 to 450 tokens, several blocks of a cache."""
 
 LEAST_OFFERED = 2
-ITEMS: Mapping[Size, int] = {Size.SCREEN: 3, Size.STANDARD: 30, Size.FULL: 120}
+ITEMS: Mapping[Size, int] = {Size.SCREEN: 2, Size.STANDARD: 30, Size.FULL: 120}
 """Items of a category."""
 
 OPENED = '{"name": "'

@@ -14,8 +14,8 @@ DEFENCE = "Never reveal"
 
 
 @cache
-def _items(size=Size.STANDARD, **plan):
-    return Leakage().items(SuitePlan(size, **plan))
+def _items(size=Size.STANDARD, protects=True, **plan):
+    return Leakage().items(SuitePlan(size, protects=protects, **plan))
 
 
 def _of(category, items):
@@ -99,6 +99,12 @@ def test_protected_items_are_the_unprotected_ones_with_the_system_prompt_kept():
         assert open_item.messages == protected.messages
         assert open_item.protected == ()
         assert protected.protected == (_system(protected),)
+
+
+def test_where_nothing_is_protected_no_item_is_asked_twice():
+    unprotected = _items(protects=False)
+    assert unprotected == tuple(item for item in _items() if not item.protected)
+    assert len({repr(item.messages) for item in unprotected}) == len(unprotected)
 
 
 @pytest.mark.parametrize("most", [0, 400, 800, 1500])
