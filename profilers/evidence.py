@@ -38,6 +38,11 @@ QUEUE_LEAST_SHARE = 0.05
 WAITING_LEAST_SHARE = 0.5
 """Arrivals wait for the current step to end, so some waiting is normal; most of the time is not."""
 
+QUEUE_LEAST_STEPS = 2.0
+"""An arrival waits for the step under way, whatever the load: half a step where steps are alike.
+More is a wait for others. Requests of one step each, at random on a server that is busy 30% of the
+time, wait 0.4 steps (M/M/1)."""
+
 USAGE_LEAST_SHARE = 0.9
 """Above this the pool is full for practical purposes: the scheduler keeps a reserve."""
 
@@ -57,6 +62,8 @@ class Signs:
     preempted: Sign
     queued: Sign
     waiting: Sign
+    queue_steps: Sign
+    waiting_while_busy: Sign
     full: Sign
     no_room: Sign
     at_limit: Sign
@@ -87,6 +94,18 @@ class Signs:
     fitted_compute: Sign
     fitted_fixed: Sign
     fitted_kv_rate: Sign
+
+    @property
+    def waits(self) -> bool:
+        """Whether requests wait to be scheduled: for long, most of the time, or in bursts."""
+        in_bursts = self.idle.holds and self.waiting_while_busy.holds
+        return self.queued.holds or self.waiting.holds or in_bursts
+
+    @property
+    def holds_up(self) -> bool:
+        """Whether the server kept requests waiting for more than the step under way."""
+        queues = self.queued.holds and self.queue_steps.holds
+        return self.preempted.holds or queues or self.waiting_while_busy.holds
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -159,6 +178,23 @@ def _queue_signs(window: Window) -> dict[str, Sign]:
             WAITING,
             "requests wait to be scheduled most of the time",
             "scrape the server during the run",
+        ),
+        "queue_steps": make_sign(
+            "queue_time_in_steps",
+            window.queue_steps,
+            QUEUE_LEAST_STEPS,
+            f"{QUEUE_S}, mean step",
+            "requests waited for more than the step under way",
+            "",
+            unit="steps",
+        ),
+        "waiting_while_busy": make_sign(
+            "waiting_sample_share_while_busy",
+            window.waiting_share_while_busy,
+            WAITING_LEAST_SHARE,
+            f"{WAITING}, {RUNNING}",
+            "requests wait most of the time in which others run",
+            "",
         ),
         "full": make_sign(
             "peak_kv_usage",

@@ -1,12 +1,15 @@
 """What holds a workload back: a pure judgement of one window, with all its evidence.
 
-The order of the questions matters. Is there anything to judge? Does the server idle? Do requests
-lose or lack KV blocks, for themselves or for what comes again? Do they wait for a slot? Only then:
-what does a step spend its time on? Where the evidence is thin the verdict abstains and names what
-is missing.
+The order of the questions matters. Is there anything to judge? Does the server idle, and keeps
+nobody waiting meanwhile? Do requests lose or lack KV blocks, for themselves or for what comes
+again? Do they wait for a slot? Only then: what does a step spend its time on? Where the evidence is
+thin the verdict abstains and names what is missing. Of a server that idles between bursts, the
+bursts are judged.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from kvtune.profilers.evidence import Signs, take_signs
 from kvtune.profilers.findings import (
@@ -44,11 +47,13 @@ def judge(window: Window) -> Verdict:
     )
     finding = (
         unjudged
-        or _losing_blocks(signs)
+        or _losing_blocks(window, signs)
         or _thrashing(signs)
         or _waiting(window, signs)
         or judge_steps(window, signs)
     )
+    if signs.idle.holds and unjudged is None:
+        finding = _within_bursts(finding, signs)
     return Verdict(
         bottleneck=finding.bottleneck,
         confidence=finding.confidence,
@@ -146,7 +151,7 @@ def _nothing_to_judge(window: Window, signs: Signs) -> Finding | None:
 
 
 def _idle(window: Window, signs: Signs) -> Finding | None:
-    if window.steps and not signs.idle.holds:
+    if (window.steps and not signs.idle.holds) or signs.holds_up:
         return None
     busy = 0.0 if not window.steps else signs.idle.value or 0.0
     more = "replay at a higher rate" if window.is_load_ours else "profile under peak traffic"
@@ -159,10 +164,21 @@ def _idle(window: Window, signs: Signs) -> Finding | None:
     )
 
 
-def _too_little(window: Window, signs: Signs) -> Finding | None:
+def _within_bursts(finding: Finding, signs: Signs) -> Finding:
+    """Say that a finding is of the busy part of a window that is mostly idle."""
+    idle = f"The server idles between bursts: it is busy {signs.idle.value or 0.0:.0%} of the time"
+    return replace(finding, summary=f"{idle}, which is what is judged. {finding.summary}")
+
+
+def _is_enough(window: Window) -> bool:
     completed, steps = window.completed or 0.0, window.steps or 0.0
-    if completed >= COMPLETED_LEAST or steps >= STEPS_LEAST:
-        return None
+    return completed >= COMPLETED_LEAST or steps >= STEPS_LEAST
+
+
+def _too_little(window: Window, signs: Signs) -> Finding | None:
+    if _is_enough(window) or signs.preempted.holds:
+        return None  # A preemption is a fact, not a share of something.
+    completed, steps = window.completed or 0.0, window.steps or 0.0
     return abstain(
         f"{completed:.0f} finished requests and {steps:.0f} engine steps are too few to judge.",
         f"Profile until {COMPLETED_LEAST} requests or {STEPS_LEAST} steps are done.",
@@ -173,10 +189,11 @@ def _too_little(window: Window, signs: Signs) -> Finding | None:
 # --- who waits for what -----------------------------------------------------------------------
 
 
-def _losing_blocks(signs: Signs) -> Finding | None:
-    if signs.preempted.holds:
-        return kv_capacity("high", f"{signs.preempted.value:.2f} preemptions a request")
-    return None
+def _losing_blocks(window: Window, signs: Signs) -> Finding | None:
+    if not signs.preempted.holds:
+        return None
+    sure: Confidence = "high" if _is_enough(window) else "medium"
+    return kv_capacity(sure, f"{signs.preempted.value:.2f} preemptions a request")
 
 
 def _thrashing(signs: Signs) -> Finding | None:
@@ -187,8 +204,7 @@ def _thrashing(signs: Signs) -> Finding | None:
     blocks must have been written over: a cache that still holds everything misses for another
     reason. Requests that find no room for themselves lack blocks first of all.
     """
-    waits = signs.queued.holds or signs.waiting.holds
-    if waits and (signs.full.holds or signs.no_room.holds) and not signs.at_limit.holds:
+    if signs.waits and (signs.full.holds or signs.no_room.holds) and not signs.at_limit.holds:
         return None
     is_written_over = signs.turned_over.holds or signs.evicted.holds
     if signs.missed.value is not None:
@@ -217,7 +233,7 @@ def _waiting(window: Window, signs: Signs) -> Finding | None:
     vLLM's waiting reason "capacity" is anything but a deferral: KV blocks, a sequence slot or the
     step's token budget. They are told apart here by the room in the cache and the slots in use.
     """
-    if not (signs.queued.holds or signs.waiting.holds):
+    if not signs.waits:
         return None
     if signs.at_limit.holds and not signs.full.holds:
         return batch_width(window.sequence_limit, signs.full.value)

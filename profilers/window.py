@@ -155,6 +155,20 @@ class Window:
         return fmean(value > 0 for value in samples) if samples else None
 
     @property
+    def waiting_share_while_busy(self) -> float | None:
+        """Of the samples in which requests ran, the share in which others waited for capacity."""
+        running = sum(value > 0 for value in self._gauge(RUNNING))
+        return len(self._waiting_moments()) / running if running else None
+
+    @property
+    def queue_steps(self) -> float | None:
+        """How many mean steps a mean finished request waited to be scheduled."""
+        queue_s, step_s = self.counters.get(QUEUE_S), self.mean_step_s
+        if queue_s is None or not self.completed or not step_s:
+            return None
+        return queue_s / self.completed / step_s
+
+    @property
     def peak_usage(self) -> float | None:
         """Largest share of KV blocks held by live requests; reusable cached blocks don't count."""
         if not any(self._gauge(RUNNING)):

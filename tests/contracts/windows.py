@@ -1,5 +1,7 @@
 """Windows recorded on a real server (SmolLM2-135M on two cores), as vLLM's counters show them."""
 
+from dataclasses import replace
+
 from kvtune.profilers.window import KV_USAGE, RUNNING, WAITING_CAPACITY, Window
 from kvtune.types import EffectiveConfig, Interval, StepTimeModel
 
@@ -291,6 +293,15 @@ def revisited_prefixes(**changed):
             **changed,
         }
     )
+
+
+def with_idle_time(seen, times):
+    """The window, and `times` as long after it without a request."""
+    quiet = {
+        key: samples + [(samples[-1][0] + (n + 1) / 2, 0.0) for n in range(times * len(samples))]
+        for key, samples in seen.gauges.items()
+    }
+    return replace(seen, window_s=seen.window_s * (1 + times), gauges=quiet)
 
 
 def row(verdict, metric):

@@ -19,6 +19,7 @@ from contracts.windows import (
     shared_prefix,
     short_decode,
     step_time,
+    with_idle_time,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -202,6 +203,74 @@ def test_rare_requests_are_idle():
     assert judge(seen).bottleneck is Bottleneck.IDLE
 
 
+# --- bursts ---
+
+SLOTS = {"max_num_seqs": 8, "queue_s": 30.0, "samples": [(6, 8, 0.1)] * 9}
+NO_ROOM = {"prompt": 9000, "samples": [(2, 1, 0.39), (1, 2, 0.62), (1, 2, 0.62), (0, 2, 0.6)]}
+
+
+@pytest.mark.parametrize(
+    ("seen", "bottleneck"),
+    [
+        (capacity(), Bottleneck.KV_CAPACITY),
+        (long_prompts(**NO_ROOM), Bottleneck.KV_CAPACITY),
+        (short_decode(**SLOTS), Bottleneck.BATCH_WIDTH),
+        # Nobody was scheduled yet of those that wait: only the gauges tell of them.
+        (short_decode(**{**SLOTS, "queue_s": 0.0}), Bottleneck.BATCH_WIDTH),
+    ],
+    ids=["preempted", "no room", "slots", "slots, none finished"],
+)
+def test_what_requests_wait_for_in_bursts_is_named_however_long_the_server_idles(seen, bottleneck):
+    steady, bursts = judge(seen), judge(with_idle_time(seen, 9))
+    assert steady.bottleneck is bursts.bottleneck is bottleneck
+    assert bursts.summary.startswith("The server idles between bursts: it is busy ")
+    assert bursts.summary.endswith(steady.summary)
+    assert (bursts.next_experiment, bursts.confidence) == (
+        steady.next_experiment,
+        steady.confidence,
+    )
+
+
+def test_bursts_that_wait_for_the_token_budget_are_judged_by_their_steps():
+    """Eight prompts at once, one a step of 0.2 s, four times a minute: they wait 3.5 steps each."""
+    bursts = prefill_only(
+        window_s=60.0,
+        requests=32,
+        steps=32,
+        step_tokens=32 * 1025,
+        samples=[(0, 0, 0.0)] * 60,
+        queue_s=32 * 3.5 * 0.2,
+        prefill_s=32 * 0.2,
+        tflops_per_s=0.06,
+        gbytes_per_s=0.2,
+    )
+    verdict = judge(bursts)
+    assert row(verdict, "queue_time_in_steps").value == pytest.approx(3.5)
+    assert verdict.bottleneck is Bottleneck.COMPUTE
+    assert "idles between bursts" in verdict.summary
+
+
+def test_a_server_that_is_nearly_idle_is_idle_though_requests_wait_for_the_step_under_way():
+    """30 prompts a minute at random: a tenth of their time is waiting, an eighth of a step each."""
+    seen = prefill_only(
+        window_s=60.0,
+        requests=30,
+        steps=30,
+        step_tokens=30 * 1025,
+        samples=[(0, 0, 0.0)] * 60,
+        queue_s=30 * 0.125 * 0.2,
+        prefill_s=30 * 0.2,
+    )
+    verdict = judge(seen)
+    assert row(verdict, "queue_time_share").holds is True
+    assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.IDLE, "high")
+
+
+def test_a_preemption_is_a_fact_even_where_little_was_seen():
+    verdict = judge(short_decode(requests=3, steps=40, preemptions=1))
+    assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.KV_CAPACITY, "medium")
+
+
 def test_saturated_load_client_is_not_blamed_on_the_server():
     load = {"client_cpu_s_per_request": 0.01, "requests_per_s": 95.0}
     seen = replace(short_decode(), load=load, is_load_ours=True)
@@ -213,7 +282,7 @@ def test_saturated_load_client_is_not_blamed_on_the_server():
 
 # --- properties ---
 
-windows = st.sampled_from(
+loads = st.sampled_from(
     [
         capacity,
         shared_prefix,
@@ -222,9 +291,9 @@ windows = st.sampled_from(
         short_decode,
         long_decode,
         revisited_prefixes,
-        idle,
     ]
 )
+windows = st.one_of(loads, st.just(idle))
 
 
 @given(windows)
@@ -251,8 +320,13 @@ def test_longer_window_of_the_same_load_gets_the_same_verdict(make, factor):
 
 @given(windows, st.integers(1, 100))
 def test_requests_that_are_redone_always_mean_capacity(make, preemptions):
-    if make is not idle:
-        assert judge(make(preemptions=preemptions)).bottleneck is Bottleneck.KV_CAPACITY
+    assert judge(make(preemptions=preemptions)).bottleneck is Bottleneck.KV_CAPACITY
+
+
+@given(loads, st.integers(4, 40))
+def test_a_load_in_which_nobody_waits_is_idle_where_the_server_mostly_is(make, times):
+    seen = make(queue_s=0.0, preemptions=0, samples=[(0, 12, 0.3)] * 8)
+    assert judge(with_idle_time(seen, times)).bottleneck is Bottleneck.IDLE
 
 
 amounts = st.one_of(st.just(0.0), st.floats(0, 1e15))
