@@ -17,6 +17,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
+GPM_INTERVAL_S = 0.2
+"""Between two looks; NVML asks for more than 0.1 s, for GPM counts no finer."""
+
 COST_SHARE = 0.001
 """The most that sampling may take of one CPU core; samples are taken less often to keep it."""
 
@@ -125,10 +128,17 @@ def pause_between(interval_s: float, cost_s: float) -> float:
 def look_at_gpus(
     nvml: Any = None, environment: Mapping[str, str] | None = None
 ) -> tuple[GpuSample, ...]:
-    """One look at every visible GPU; empty where there is none, or it does not answer."""
+    """What every visible GPU does now; empty where there is none, or it does not answer.
+
+    Where GPM tells more, this takes `GPM_INTERVAL_S` seconds, which are what its shares are of.
+    """
     try:
         with open_gpus(nvml, environment) as gpus:
-            return tuple(gpu.look() for gpu in gpus)
+            seen = tuple(gpu.look() for gpu in gpus)
+            if any(gpu.has_gpm for gpu in gpus):
+                time.sleep(GPM_INTERVAL_S)
+                seen = tuple(gpu.look() for gpu in gpus)
+            return seen
     except NvmlUnavailable:
         return ()
 
@@ -149,6 +159,11 @@ class Gpu:
                     self._gpm_samples.append(nvml.nvmlGpmSampleAlloc())
             except nvml.NVMLError:
                 self.close()
+
+    @property
+    def has_gpm(self) -> bool:
+        """Whether a look tells what happened since the one before."""
+        return self._gpm_started
 
     def look(self) -> GpuSample:
         """Ask for everything once.
@@ -258,7 +273,10 @@ def nvml_session(nvml: Any) -> Iterator[Any]:
 
 
 def visible_handles(nvml: Any, environment: Mapping[str, str] | None) -> list[Any]:
-    """Return the handles of the GPUs that CUDA would see, at least one."""
+    """Return the handles of the GPUs that CUDA would see, at least one.
+
+    A process sees one MIG device at most (NVIDIA's MIG user guide, device enumeration).
+    """
     count = nvml.nvmlDeviceGetCount()
     if not count:
         raise NvmlUnavailable("NVML starts but finds no GPU")
@@ -271,6 +289,8 @@ def visible_handles(nvml: Any, environment: Mapping[str, str] | None) -> list[An
             handles.append(nvml.nvmlDeviceGetHandleByIndex(int(entry)))
         elif entry.startswith("GPU-"):
             handles.append(nvml.nvmlDeviceGetHandleByUUID(entry))
+        elif entry.startswith("MIG-"):
+            return [*handles, nvml.nvmlDeviceGetHandleByUUID(entry)]
         else:
             break  # CUDA ignores everything from the first entry that names no device.
     if not handles:

@@ -121,6 +121,9 @@ def _gpu_state(seen: GpuSample) -> str:
     told = [
         (seen.memory_used_bytes, "{:.1f} GiB used", 2**30),
         (seen.busy_ratio, "{:.0f}% busy", 0.01),
+        (seen.sm_ratio, "{:.0f}% of the SMs at work", 0.01),
+        (seen.tensor_ratio, "tensor cores {:.0f}% of the time", 0.01),
+        (seen.dram_bandwidth_ratio, "{:.0f}% of the memory bandwidth", 0.01),
         (seen.power_w, "{:.0f} W", 1),
         (seen.sm_clock_mhz, "SMs at {:.0f} MHz", 1),
         (seen.memory_clock_mhz, "memory at {:.0f} MHz", 1),

@@ -40,6 +40,7 @@ class FakeNvml:
 
     gpus: list[FakeGpu]
     broken_call: str | None = None
+    mig: tuple[FakeGpu, ...] = ()
     open_sessions: int = 0
     NVMLError: type[Exception] = field(default=type("NVMLError", (Exception,), {}))
 
@@ -61,7 +62,7 @@ class FakeNvml:
         return self.gpus[index]
 
     def nvmlDeviceGetHandleByUUID(self, uuid):
-        return next(gpu for gpu in self.gpus if gpu.uuid == uuid)
+        return next(gpu for gpu in (*self.gpus, *self.mig) if gpu.uuid == uuid)
 
     def nvmlDeviceGetName(self, gpu):
         return gpu.name
@@ -112,6 +113,18 @@ def test_visible_gpus_are_counted_and_named_after_the_first():
 def test_only_gpus_that_cuda_would_see_count(visible, name, count):
     found = detect_device(FakeNvml([H100, L4]), {"CUDA_VISIBLE_DEVICES": visible})
     assert (found.name, found.count) == (name, count)
+
+
+@pytest.mark.parametrize("visible", ["MIG-a", "MIG-a,MIG-b", "MIG-a,0"])
+def test_a_part_of_a_gpu_is_a_device_of_its_own_and_the_only_one(visible):
+    parts = tuple(
+        FakeGpu(f"NVIDIA H100 MIG 3g.40gb {name}", (9, 0), 40 * GIB, f"MIG-{name}") for name in "ab"
+    )
+    nvml, environment = FakeNvml([H100], mig=parts), {"CUDA_VISIBLE_DEVICES": visible}
+    found = detect_device(nvml, environment)
+    assert (found.kind, found.name) == ("cuda", "NVIDIA H100 MIG 3g.40gb a")
+    assert (found.count, found.memory_bytes) == (1, 40 * GIB)
+    assert detect_detail(nvml, environment).compute_capability == (9, 0)
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "7"])

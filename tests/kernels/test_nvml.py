@@ -1,129 +1,11 @@
-import ctypes
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import pytest
+from contracts.fake_nvml import DRAM, GIB, NOT_SUPPORTED, SM, TENSOR, FakeNvml
 
 from kvtune.kernels.nvml import GpuSampler, look_at_gpus, pause_between
-
-GIB = 1 << 30
-SM, TENSOR, DRAM = 2, 5, 10  # NVML_GPM_METRIC_SM_UTIL, _ANY_TENSOR_UTIL, _DRAM_BW_UTIL
-NOT_SUPPORTED = 3
-
-
-class NVMLError(Exception):
-    pass
-
-
-class Metric(ctypes.Structure):
-    _fields_ = (
-        ("metricId", ctypes.c_uint),
-        ("nvmlReturn", ctypes.c_uint),
-        ("value", ctypes.c_double),
-    )
-
-
-@dataclass
-class MetricsGet:
-    version: int = 0
-    numMetrics: int = 0
-    sample1: object = None
-    sample2: object = None
-    metrics: object = field(default_factory=lambda: (Metric * 8)())
-
-
-@dataclass
-class FakeNvml:
-    """Stands in for the module `pynvml`, with one GPU whose GPM counters grow with every sample.
-
-    `missing` names functions that the driver does not support; `lost_after` is the number of calls
-    after which the GPU falls off the bus.
-    """
-
-    missing: tuple[str, ...] = ()
-    hopper: bool = True
-    lost_after: float = float("inf")
-    metric_status: dict[int, int] = field(default_factory=dict)
-    slow_s: float = 0.0
-    reasons: int = 0
-    calls: list[str] = field(default_factory=list)
-    open_sessions: int = 0
-    open_samples: int = 0
-    clock: int = 0
-    threads: set[str] = field(default_factory=set)
-    NVMLError: type[Exception] = NVMLError
-    NVML_SUCCESS: int = 0
-    NVML_GPM_METRICS_GET_VERSION: int = 1
-    c_nvmlGpmMetricsGet_t: type = MetricsGet
-
-    def __getattribute__(self, name):
-        get = object.__getattribute__
-        if name.startswith("nvml"):
-            calls = get(self, "calls")
-            calls.append(name)
-            get(self, "threads").add(threading.current_thread().name)
-            if name in get(self, "missing"):
-                raise NVMLError("Not Supported")
-            if len(calls) > get(self, "lost_after") and name != "nvmlShutdown":
-                raise NVMLError("GPU is lost")
-        return get(self, name)
-
-    def nvmlInit(self):
-        self.open_sessions += 1
-
-    def nvmlShutdown(self):
-        self.open_sessions -= 1
-
-    def nvmlDeviceGetCount(self):
-        return 1
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return f"gpu {index}"
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        ends = time.thread_time() + self.slow_s
-        while time.thread_time() < ends:
-            pass
-        return SimpleNamespace(total=80 * GIB, used=30 * GIB)
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        return 351_500
-
-    def nvmlDeviceGetClockInfo(self, handle, kind):
-        return {1: 1755, 2: 2619}[kind]
-
-    def nvmlDeviceGetUtilizationRates(self, handle):
-        return SimpleNamespace(gpu=97, memory=40)
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
-        return self.reasons
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
-        return self.reasons
-
-    def nvmlGpmQueryDeviceSupport(self, handle):
-        return SimpleNamespace(isSupportedDevice=int(self.hopper))
-
-    def nvmlGpmSampleAlloc(self):
-        self.open_samples += 1
-        return SimpleNamespace(taken_at=None)
-
-    def nvmlGpmSampleFree(self, sample):
-        self.open_samples -= 1
-
-    def nvmlGpmSampleGet(self, handle, sample):
-        self.clock += 1
-        sample.taken_at = self.clock
-
-    def nvmlGpmMetricsGet(self, asked):
-        assert asked.version == 1
-        assert asked.sample2.taken_at == asked.sample1.taken_at + 1, "samples in the order of time"
-        for metric in asked.metrics[: asked.numMetrics]:
-            metric.nvmlReturn = self.metric_status.get(metric.metricId, 0)
-            metric.value = {SM: 80.0, TENSOR: 12.5, DRAM: 90.0}[metric.metricId]
 
 
 def sample_until(sampler, count):
@@ -135,12 +17,24 @@ def sample_until(sampler, count):
 
 
 def test_a_look_tells_memory_power_clocks_and_use():
-    (seen,) = look_at_gpus(FakeNvml(), {})
+    nvml = FakeNvml(hopper=False)
+    (seen,) = look_at_gpus(nvml, {})
     assert (seen.gpu, seen.memory_used_bytes, seen.power_w) == (0, 30 * GIB, 351.5)
     assert (seen.sm_clock_mhz, seen.memory_clock_mhz) == (1755, 2619)
     assert (seen.busy_ratio, seen.memory_busy_ratio) == (0.97, 0.4)
     assert seen.slowed_by == ()
-    assert seen.dram_bandwidth_ratio is None, "GPM needs two looks"
+    assert seen.dram_bandwidth_ratio is None
+    assert nvml.calls.count("nvmlDeviceGetMemoryInfo") == 1, "nothing is to be waited for"
+
+
+def test_where_gpm_tells_of_the_time_between_two_looks_there_are_two(monkeypatch):
+    pauses = []
+    monkeypatch.setattr("kvtune.kernels.nvml.time.sleep", pauses.append)
+    nvml = FakeNvml()
+    (seen,) = look_at_gpus(nvml, {})
+    assert (seen.sm_ratio, seen.tensor_ratio, seen.dram_bandwidth_ratio) == (0.8, 0.125, 0.9)
+    assert pauses == [0.2], "NVML asks for more than a tenth of a second"
+    assert (nvml.open_sessions, nvml.open_samples) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +48,7 @@ def test_a_look_tells_memory_power_clocks_and_use():
 )
 @pytest.mark.parametrize("missing", [(), ("nvmlDeviceGetCurrentClocksEventReasons",)])
 def test_what_holds_the_clocks_back_is_named_under_both_names_of_the_call(reasons, names, missing):
-    (seen,) = look_at_gpus(FakeNvml(reasons=reasons, missing=missing), {})
+    (seen,) = look_at_gpus(FakeNvml(reasons=reasons, missing=missing, hopper=False), {})
     assert seen.slowed_by == names
 
 
@@ -193,7 +87,7 @@ def test_without_gpm_the_rest_is_sampled(nvml):
 
 def test_what_a_gpu_does_not_tell_is_unknown():
     missing = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetPowerUsage")
-    (seen,) = look_at_gpus(FakeNvml(missing=missing), {})
+    (seen,) = look_at_gpus(FakeNvml(missing=missing, hopper=False), {})
     assert (seen.memory_used_bytes, seen.power_w, seen.sm_clock_mhz) == (None, None, 1755)
 
 

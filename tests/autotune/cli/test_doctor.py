@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from contracts.fake_nvml import FakeNvml
 
 from kvtune.autotune.cli import doctor
 from kvtune.errors import KvtuneError
@@ -185,6 +186,18 @@ def test_this_machine_is_measured_and_remembered(checks, monkeypatch):
 
 
 # --- GPUs ---
+
+
+def test_shares_of_what_the_gpu_could_do_are_told_with_the_rest(checks, monkeypatch):
+    """A fake NVML: what a real one says of a real GPU was not seen here."""
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = checks()
+    assert found["gpu"]["found"] == "1 x NVIDIA H100, driver 570.86"
+    assert found["gpu 0"]["found"].startswith(
+        "30.0 GiB used, 97% busy, 80% of the SMs at work, tensor cores 12% of the time, "
+        "90% of the memory bandwidth, 352 W"
+    )
 
 
 def test_what_a_gpu_does_now_is_said_as_far_as_it_tells():
