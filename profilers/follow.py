@@ -94,6 +94,11 @@ class Follower:
             life.sampled.append((now_s, samples))
         return True
 
+    @property
+    def quickest_s(self) -> float:
+        """How long the quickest reading took; 0 before the first one."""
+        return min(self._took_s, default=0.0)
+
     async def follow(self, interval_s: float) -> None:
         """Take a sample every `interval_s` until cancelled."""
         while True:

@@ -16,6 +16,12 @@ INTERVAL_S = 1.0
 """Between two readings. One takes vLLM 0.32 with one engine 2.85 ms of CPU (614 lines, on a busy
 machine; benchmarks/watching.py): two a second would be over half a per cent of a core."""
 
+INTERVAL_MOST_S = 5.0
+"""Half a minute of watching has half a dozen samples then, and a loss is noticed in time."""
+
+COST_SHARE = 0.005
+"""The most that readings may take of one core; they come less often to keep it."""
+
 GIVE_UP_S = 20.0
 """A server that cannot be read for so long is not waited for."""
 
@@ -24,12 +30,13 @@ async def watch(
     endpoint: Endpoint,
     duration_s: float,
     *,
-    interval_s: float = INTERVAL_S,
+    interval_s: float | None = None,
     give_up_s: float = GIVE_UP_S,
     on_second: Callable[[float], None] | None = None,
 ) -> LoadRun:
     """Watch for `duration_s`, or until the server cannot be read for `give_up_s`.
 
+    The metrics are read every `interval_s`; `None` is as often as what a reading takes allows.
     Where it restarts or goes away, the run is that of its longest life; `lost` is set if it was
     gone at the end.
 
@@ -47,7 +54,7 @@ async def watch(
                 "--metrics-url names another place",
             )
         start_s = follower.heard_s
-        sampler = asyncio.create_task(follower.follow(interval_s))
+        sampler = asyncio.create_task(_sample(follower, interval_s))
         try:
             while (elapsed_s := time.perf_counter() - start_s) < duration_s:
                 if on_second is not None:
@@ -69,3 +76,20 @@ async def watch(
         warnings=seen.notes,
         lost=seen.lost,
     )
+
+
+def interval_between(reading_s: float) -> float:
+    """Seconds between readings that take `reading_s` each."""
+    return min(max(INTERVAL_S, reading_s / COST_SHARE), INTERVAL_MOST_S)
+
+
+async def _sample(follower: Follower, interval_s: float | None) -> None:
+    """Take samples until cancelled.
+
+    What a reading costs the server is not known; it is at most what the quickest one took. Slower
+    ones waited for the network, or for a server busy with its requests.
+    """
+    while True:
+        await follower.read(is_sample=True)
+        pause_s = interval_between(follower.quickest_s) if interval_s is None else interval_s
+        await asyncio.sleep(pause_s)

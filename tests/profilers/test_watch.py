@@ -11,8 +11,9 @@ from contracts.fake_vllm import VERSIONS, fake_vllm, growing, vllm_page
 from kvtune.engines.base import ServerSpec
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.errors import EngineError
+from kvtune.profilers.follow import Follower
 from kvtune.profilers.verdict import judge
-from kvtune.profilers.watch import watch
+from kvtune.profilers.watch import interval_between, watch
 from kvtune.profilers.window import Window
 from kvtune.types import Bottleneck, Endpoint, FailureClass
 
@@ -40,6 +41,45 @@ def test_watching_samples_the_gauges_and_takes_the_counters_apart(tmp_path):
     assert set(run.counters.values()) == {0.0}, "nothing was sent"
     assert len(run.gauges["vllm:num_requests_running"]) >= 3
     assert (run.warnings, run.lost, run.counted_s) == ((), "", None)
+
+
+@pytest.mark.parametrize(
+    ("reading_s", "interval_s"),
+    [(0.0, 1.0), (0.003, 1.0), (0.006, 1.2), (0.023, 4.6), (0.3, 5.0)],
+    ids=["none yet", "one engine", "a slower CPU", "eight engines", "over the ocean"],
+)
+def test_readings_take_half_a_per_cent_of_a_core_and_come_every_five_seconds_at_least(
+    reading_s, interval_s
+):
+    assert interval_between(reading_s) == pytest.approx(interval_s)
+
+
+def test_a_page_that_takes_long_to_make_is_read_less_often(monkeypatch):
+    monkeypatch.setattr("kvtune.profilers.watch.INTERVAL_S", 0.01)
+    with fake_vllm(growing(), delay_s=0.01) as fake:
+        run = watched(fake, duration_s=0.4, interval_s=None)
+    assert len(run.gauges["vllm:num_requests_running"]) == 1, "the next one is due after 2 s"
+    assert rate(run) == pytest.approx(400, rel=0.3), "counters are of the whole time"
+
+
+def test_what_a_reading_costs_is_told_by_the_quickest():
+    class Pages:
+        def __init__(self):
+            self.problems = []
+            self.delays_s = [0.3, 0.0, 0.3]
+
+        async def fetch(self):
+            await asyncio.sleep(self.delays_s.pop(0))
+            return vllm_page()
+
+    async def read():
+        follower = Follower(Pages())
+        assert follower.quickest_s == 0.0
+        for _ in range(3):
+            await follower.read()
+        return follower.quickest_s
+
+    assert 0.0 < asyncio.run(read()) < 0.3
 
 
 def test_a_page_that_cannot_be_read_is_a_failure():
