@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvtune.policies.model_flops import TokenFlops
+from kvtune.profilers.sign import MEASURE_CEILINGS
 from kvtune.profilers.step_shares import fitted_step, predicted_ratio
 from kvtune.profilers.window import Window
 
@@ -88,7 +89,8 @@ def roofline(window: Window, flops: TokenFlops | None, devices: int | None) -> R
     missing = []
     if window.peak_bytes_per_s is None or window.peak_flops_per_s is None:
         missing.append(
-            "the device's ceilings: they are measured when kvtune starts the server itself"
+            "the device's ceilings: kvtune measures them when it starts the server itself; else "
+            + MEASURE_CEILINGS
         )
     if not window.weight_bytes or window.kv_bytes_per_token is None:
         missing.append("the bytes of weights and KV: name the checkpoint's directory with --model")
