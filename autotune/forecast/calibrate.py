@@ -88,7 +88,8 @@ class Calibration:
     `ends` are other costs that give the same mean decode step: one for each end of the intervals of
     the model's parts, a cached token's first and then a sequence's. `drift` is by how much steps
     under load took longer than the model says. `missed` maps a metric to simulated over measured,
-    less 1, and `noise` maps it to the standard deviation of what is measured, as a share of it.
+    less 1 (0 where both are 0), and `noise` maps it to the standard deviation of what is measured,
+    as a share of it.
     """
 
     baseline: Baseline
@@ -104,12 +105,22 @@ class Calibration:
         """Why `metric` cannot be forecast; empty when it can."""
         if not 1 / DRIFT <= self.drift <= DRIFT:
             return f"steps under load take {self.drift:.2g} times what the step-time model says"
-        for name in (THROUGHPUT, metric):
+        names = [THROUGHPUT, metric]
+        if self.is_zero(metric):
+            # That the model has 0 as well says little: it must meet the times behind it.
+            names += [name for name in (FIRST_TOKEN, STEP) if name in self.measured]
+        for name in names:
             if name not in self.missed:
+                if self.is_zero(name):
+                    return f"the baseline's {name} is 0, but not that of the model"
                 return f"{name} was not measured"
             if abs(self.missed[name]) > TOLERATED[name]:
                 return f"the model misses the baseline's {name} by {self.missed[name]:+.0%}"
         return ""
+
+    def is_zero(self, metric: str) -> bool:
+        """Whether 0 was measured, as the goodput is where no request keeps the limits."""
+        return self.measured.get(metric) == 0
 
 
 def calibrate(baseline: Baseline, model: StepTimeModel | None) -> Calibration:
@@ -169,9 +180,9 @@ def _calibrated(baseline: Baseline, model: StepTimeModel | None) -> Calibration:
         simulated=simulated,
         measured=measured,
         missed={
-            name: figures[name] / measured[name] - 1
+            name: figures[name] / measured[name] - 1 if measured[name] else 0.0
             for name in TOLERATED
-            if measured.get(name) and name in figures
+            if name in measured and name in figures and (measured[name] or not figures[name])
         },
         noise=noise_of(TOLERATED, run, simulated.run, baseline.goal, baseline.repeats),
     )

@@ -7,48 +7,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
-from kvtune.autotune.forecast.experience import Experience, MeasuredRead
-from kvtune.autotune.forecast.system import MODELLED, pool_bytes, refusal
+from kvtune.autotune.forecast.experience import Experience
+from kvtune.autotune.forecast.read_times import UNCHANGED, Times, read_times, times_by_bytes
+from kvtune.autotune.forecast.system import (
+    FORMATS,
+    FULL,
+    NAME_CHECKPOINT,
+    base_share,
+    method_of,
+    not_modelled,
+    pool_bytes,
+    refusal,
+    share_bytes,
+)
 from kvtune.errors import BadInput
 from kvtune.policies.base import Context
 from kvtune.policies.block_size import SIZES
-from kvtune.policies.capacity import DTYPE_BYTES
-from kvtune.policies.compose import publish_of
-from kvtune.policies.kv_dtype import FP8, kv_dtype_support
-from kvtune.policies.method import History
+from kvtune.policies.compose import publish_of, refusals
+from kvtune.policies.kv_dtype import kv_dtype_support
+from kvtune.policies.kv_memory import SHARE, SHARES
+from kvtune.policies.method import Axis, History
 from kvtune.policies.method_stack import MethodStack, parse_stack
 from kvtune.policies.model_cache import ModelCache
 from kvtune.policies.plan import stack_bytes
-from kvtune.policies.settings import base_settings, settings_of
-
-FORMATS: Mapping[str, str] = {
-    "fp8": "vllm-fp8",
-    "fp8_per_token_head": "vllm-fp8-per-token-head",
-    "int8_per_token_head": "vllm-int8-per-token-head",
-    "int4_per_token_head": "vllm-int4-per-token-head",
-    "turboquant_k8v4": "vllm-turboquant:preset=k8v4",
-    "turboquant_4bit_nc": "vllm-turboquant:preset=4bit_nc",
-    "turboquant_k3v4_nc": "vllm-turboquant:preset=k3v4_nc",
-    "turboquant_3bit_nc": "vllm-turboquant:preset=3bit_nc",
-}
-"""vLLM's number formats and the methods that account for them."""
+from kvtune.policies.settings import GIB, base_settings, settings_of
 
 NOTHING_KNOWN = Experience()
-
-FP8_ON_CPU = (0.8, 1.0, 1.25)
-"""Time to read a token in 8 bits over that in 16 on a CPU (least, expected, most): the bytes are
-half, and converting them costs about what that saves. What decode steps took on one quiet machine
-(docs/verdicts.md) comes to 0.87 for 32 KV heads and 1.15 for 3."""
 
 BUDGET_SHARES = (0.5, 0.25)
 """Budgets of methods that keep, or read, a part of a sequence, as shares of its tokens."""
 
 QUEST_PAGE_TOKENS = 16
 NOT_SERVED = "no engine at hand serves it"
+BLOCKS = "num-gpu-blocks-override"
 OFFLOAD = "kv-offloading-size"
 OFFLOAD_TIMES = 4
 """Size of the second tier that is forecast, in pools."""
@@ -76,7 +71,7 @@ class Lever:
     not_served: str = ""
     resident_ratio: float = 1.0
     cuts_prompts: bool = False
-    read_ratio: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    read_ratio: Times = UNCHANGED
     read_source: str = ""
     load_bytes_per_s: tuple[float, float, float] | None = None
     reuses_prefixes: bool = True
@@ -95,12 +90,14 @@ def lever_of(
 
     `experience` is that of the device.
     """
-    unknown = sorted(set(arguments) - MODELLED)
-    problem = f"{', '.join(unknown)} is not part of the simulation" if unknown else ""
+    problem = not_modelled(arguments, ctx)
     if arguments.get(OFFLOAD) and ctx.platform == "cpu":
         problem = "vLLM has no KV offload where a CPU computes: its memory is the second tier"
     problem = problem or refusal({**ctx.base_arguments, **arguments}, ctx)
-    ratio, source = _read_ratio(arguments, ctx, experience.reads)
+    before, after = (
+        settings_of({**ctx.base_arguments, **more}, ctx).kv_cache_dtype for more in ({}, arguments)
+    )
+    ratio, source = read_times(before, after, ctx, experience.reads)
     return Lever(
         name,
         says,
@@ -117,43 +114,119 @@ def levers(
     cache: ModelCache | None,
     mean: History,
     experience: Experience = NOTHING_KNOWN,
+    *,
+    weight_bytes: int = 0,
+    unread: str = NAME_CHECKPOINT,
 ) -> list[Lever]:
     """Every lever for a baseline; those of methods need to know the model's `cache`.
 
     `mean` is the workload's mean sequence at its end: prompt and generated tokens. `experience`
-    is that of the device.
+    is that of the device. `weight_bytes` are those on each device, as far as they are known.
+    `unread` is what to say where the cache is not known.
     """
-    found = [*_memory(ctx), *_engine(ctx)]
-    offload = _offload(ctx, experience)
-    if base_settings(ctx).kv_cache_dtype in FP8:
-        # Formulas of methods start from full precision.
-        return [*found, _engine_format("auto", ctx, experience), offload]
-    for dtype, stack in FORMATS.items():
+    found = [*_memory(ctx, weight_bytes), *_engine(ctx)]
+    held = base_settings(ctx).kv_cache_dtype
+    if held not in FULL:
+        found.append(_engine_format("auto", ctx, experience))
+    for dtype, text in FORMATS.items():
         not_served = _refusal_of(dtype, ctx)
-        if not not_served:
-            found.append(_engine_format(dtype, ctx, experience))
-        elif cache is not None:
-            found.append(_method(stack, cache, mean, dtype, not_served))
-    if cache is not None:
-        found += [_method(stack, cache, mean, stack, NOT_SERVED) for stack in _methods(mean.tokens)]
-    return [*found, offload]
+        lever = _method(text, dtype, not_served, ctx, cache, mean, experience, unread)
+        is_smaller = lever.resident_ratio < 1 or bool(lever.problem)
+        if held in FULL or (is_smaller and method_of(held) != text):
+            found.append(lever if not_served else _engine_format(dtype, ctx, experience))
+    if held in FULL:
+        # Formulas of other methods start from full precision.
+        found += [
+            _method(text, text, NOT_SERVED, ctx, cache, mean, experience, unread)
+            for text in _methods(mean.tokens)
+        ]
+    return [*found, _offload(ctx, experience)]
 
 
-def _memory(ctx: Context) -> list[Lever]:
+def stack_lever(
+    stack: MethodStack,
+    ctx: Context,
+    cache: ModelCache | None,
+    mean: History,
+    experience: Experience = NOTHING_KNOWN,
+    *,
+    unread: str = NAME_CHECKPOINT,
+) -> Lever:
+    """The lever that a stack of methods is: one of the engine's, else as if an engine served it.
+
+    Other arguments are as in `levers`.
+    """
+    text = str(stack)
+    dtype = next((dtype for dtype, one in FORMATS.items() if str(parse_stack(one)) == text), None)
+    not_served = NOT_SERVED if dtype is None else _refusal_of(dtype, ctx)
+    problem = "; ".join(refusals(stack))
+    held = base_settings(ctx).kv_cache_dtype
+    if held not in FULL and dtype is None:
+        problem = problem or f"formulas of methods start from full precision, this cache is {held}"
+    if dtype is not None and not not_served and not problem:
+        return replace(_engine_format(dtype, ctx, experience), name=text)
+    if problem:
+        return Lever(text, "", stack=text, not_served=not_served or NOT_SERVED, problem=problem)
+    lever = _method(text, dtype or text, not_served, ctx, cache, mean, experience, unread)
+    return replace(lever, name=text)
+
+
+def _memory(ctx: Context, weight_bytes: int) -> list[Lever]:
+    """More and less memory, by the knob that a search would pull where that can give it."""
     found = []
     for factor, text in ((2.0, "doubles"), (0.5, "halves")):
-        memory = pool_bytes(ctx)
-        arguments: dict[str, JsonValue] = {}
-        if memory is not None:
-            arguments = {"kv-cache-memory-bytes": int(memory * factor)}
-        elif ctx.baseline is not None and ctx.baseline.num_gpu_blocks is not None:
-            arguments = {"num-gpu-blocks-override": int(ctx.baseline.num_gpu_blocks * factor)}
-        else:
-            continue
-        found.append(
-            lever_of(arguments, ctx, name=f"kv memory x{factor:g}", says=f"{text} the memory")
+        name, says = f"kv memory x{factor:g}", f"{text} the memory"
+        lever = _by_share(factor, name, says, ctx) or _by_size(
+            factor, name, says, ctx, weight_bytes
         )
+        if lever is not None:
+            found.append(lever)
     return found
+
+
+def _by_share(factor: float, name: str, says: str, ctx: Context) -> Lever | None:
+    """`factor` times the memory, or what the largest share that a search tries gives.
+
+    None where no share of a GPU's memory sizes the pool, or too little is known of it.
+    """
+    before, memory, device_bytes = base_share(ctx), pool_bytes(ctx), ctx.device.memory_bytes
+    if before is None or memory is None or device_bytes is None:
+        return None
+    # Rounded up, so that no block is missing.
+    share = math.ceil((before + (factor - 1) * memory / device_bytes) * 1e6) / 1e6
+    if share > SHARES[-1] > before:
+        share = SHARES[-1]
+        most = f"{share_bytes(share, ctx) / memory:.3g}"
+        name = f"kv memory x{most}"
+        says = f"gives the pool {most} times the memory, the most that a search tries"
+    lever = lever_of({SHARE: share}, ctx, name=name, says=says)
+    if share <= 1:
+        return lever
+    return replace(lever, problem=_too_large(share * device_bytes, device_bytes))
+
+
+def _by_size(factor: float, name: str, says: str, ctx: Context, weight_bytes: int) -> Lever | None:
+    """`factor` times the memory where bytes or blocks size the pool; None: it is not known."""
+    memory, seen, device_bytes = pool_bytes(ctx), ctx.baseline, ctx.device.memory_bytes
+    arguments: dict[str, JsonValue] = {}
+    if memory is not None and not ctx.fixed(BLOCKS):
+        arguments = {"kv-cache-memory-bytes": int(memory * factor)}
+    elif seen is not None and seen.num_gpu_blocks is not None:
+        arguments = {BLOCKS: int(seen.num_gpu_blocks * factor)}
+    else:
+        return None
+    lever = lever_of(arguments, ctx, name=name, says=says)
+    if memory is None or device_bytes is None:
+        return lever
+    now_bytes, needed_bytes = weight_bytes + memory, weight_bytes + factor * memory
+    # A device that could not even hold what the server holds now is not the server's.
+    if not now_bytes <= device_bytes < needed_bytes:
+        return lever
+    return replace(lever, problem=lever.problem or _too_large(needed_bytes, device_bytes))
+
+
+def _too_large(needed_bytes: float, device_bytes: int) -> str:
+    return f"needs {needed_bytes / GIB:.1f} GiB, the device has {device_bytes / GIB:.1f}"
 
 
 def _engine(ctx: Context) -> list[Lever]:
@@ -201,15 +274,40 @@ def _load_bytes_per_s(experience: Experience) -> tuple[float, float, float]:
     return low, expected, high
 
 
-def _method(text: str, cache: ModelCache, mean: History, name: str, not_served: str) -> Lever:
-    """A method that no engine at hand serves, as if one did."""
+def _method(
+    text: str,
+    name: str,
+    not_served: str,
+    ctx: Context,
+    cache: ModelCache | None,
+    mean: History,
+    experience: Experience,
+    unread: str,
+) -> Lever:
+    """A stack that no engine at hand serves, as if one did, over what the baseline holds."""
+    held = base_settings(ctx).kv_cache_dtype
+    unknown = Lever(name, "", stack=text, not_served=not_served)
+    if cache is None:
+        return replace(unknown, problem=unread)
+    if (base := method_of(held)) is None:
+        return replace(unknown, problem=f"what a token takes in {held} is not known")
     stack = parse_stack(text)
     try:
-        full, taken = stack_bytes(cache, MethodStack(), mean), stack_bytes(cache, stack, mean)
+        full, taken, stored = (
+            stack_bytes(cache, one, mean)
+            for one in (parse_stack(base), stack, MethodStack(stack.stores))
+        )
     except BadInput as error:
-        return Lever(name, "", stack=text, not_served=not_served, problem=error.message)
+        return replace(unknown, problem=error.message)
     resident = taken.resident_bytes / full.resident_bytes
     read = taken.read_bytes_per_step / full.read_bytes_per_step
+    times, source = times_by_bytes(read), ""
+    quantized = next((store.name for store in stack.stores if store.axis is Axis.BITS), None)
+    if quantized is not None and ctx.platform != "cpu":
+        dtype = name if name in FORMATS else quantized
+        each, source = read_times(held, dtype, ctx, experience.reads)
+        part = taken.read_bytes_per_step / stored.read_bytes_per_step
+        times = (each[0] * part, each[1] * part, each[2] * part)
     cut = " once a prompt is computed" if stack.evictors else ""
     return Lever(
         name,
@@ -218,7 +316,8 @@ def _method(text: str, cache: ModelCache, mean: History, name: str, not_served: 
         not_served=not_served,
         resident_ratio=resident,
         cuts_prompts=bool(stack.evictors),
-        read_ratio=_by_bytes(read),
+        read_ratio=times,
+        read_source=source,
         reuses_prefixes=publish_of(stack) != "never",
     )
 
@@ -234,32 +333,6 @@ def _methods(tokens: int) -> list[str]:
             f"quest:budget_tokens={pages * QUEST_PAGE_TOKENS}",
         ]
     return found
-
-
-def _read_ratio(
-    arguments: Mapping[str, JsonValue], ctx: Context, reads: Mapping[str, MeasuredRead]
-) -> tuple[tuple[float, float, float], str]:
-    """Time to read a cached token over what it was, and where that is from."""
-    before = settings_of(ctx.base_arguments, ctx).kv_cache_dtype
-    after = settings_of({**ctx.base_arguments, **arguments}, ctx).kv_cache_dtype
-    if (before in FP8) == (after in FP8):
-        return (1.0, 1.0, 1.0), ""
-    small, full = (after, before) if after in FP8 else (before, after)
-    if (known := reads.get(small)) is not None:
-        (low, expected, high), source = known.ratios, f"as {known.trials} trials here found"
-    elif ctx.platform == "cpu":
-        (low, expected, high), source = FP8_ON_CPU, "a guess, no trial here measured it"
-    else:
-        own = DTYPE_BYTES.get(full, ctx.model.dtype_bytes if ctx.model else 2)
-        (low, expected, high), source = _by_bytes(1 / own), "as its bytes"
-    if after in FP8:
-        return (low, expected, high), source
-    return (1 / high, 1 / expected, 1 / low), source
-
-
-def _by_bytes(ratio: float) -> tuple[float, float, float]:
-    """Time over time where bytes are all that counts; at worst half of the saving is lost."""
-    return min(ratio, (1 + ratio) / 2), ratio, max(ratio, (1 + ratio) / 2)
 
 
 def _refusal_of(dtype: str, ctx: Context) -> str:

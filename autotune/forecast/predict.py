@@ -9,7 +9,7 @@ by what the model missed of the baseline.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
@@ -23,6 +23,12 @@ from kvtune.autotune.forecast.calibrate import (
     Calibration,
     calibrate,
 )
+from kvtune.autotune.forecast.counted import (
+    counted_ratio,
+    sequences_in,
+    start_problem,
+    system_with,
+)
 from kvtune.autotune.forecast.experience import WITHIN, Experience
 from kvtune.autotune.forecast.levers import Lever
 from kvtune.autotune.forecast.reason import reason_of
@@ -33,7 +39,6 @@ from kvtune.autotune.forecast.system import as_reported, system_of, token_bytes
 from kvtune.errors import BadInput
 from kvtune.policies.base import Context
 from kvtune.policies.method import History
-from kvtune.policies.settings import max_model_len_tokens
 from kvtune.profilers.measure import LoadPlan
 from kvtune.profilers.metrics.base import measure
 from kvtune.profilers.scrape import ENGINES
@@ -45,8 +50,6 @@ SIMULATED: Mapping[str, str] = {STEP: "s", FIRST_TOKEN: "s", GOODPUT: "requests/
 
 CUT_TOKENS = 30_000
 """Output tokens after which a simulation ends: a tenth of a second."""
-
-Counted = Callable[[System], float]
 
 _READS = (1, 1, 1, 0, 2)
 """Which of a lever's read ratios (least, expected, most) goes with the best costs and each end."""
@@ -81,10 +84,13 @@ class Forecaster:
     def forecast(self, lever: Lever) -> tuple[Forecast, ...]:
         """What the lever would do to each metric: capacity, sequences, step, first token, goodput.
 
-        A metric without a figure says in its reason why.
+        A metric without a figure says in its reason why. One that was 0 has no ratio, and its
+        range in the reason.
         """
-        system = None if lever.problem else self._system(lever)
-        problem = lever.problem or self._refused(system)
+        system = None
+        if not lever.problem:
+            system = system_with(lever, self.baseline.system, self.context)
+        problem = lever.problem or start_problem(system, self.context)
         if problem or system is None:
             units = {CAPACITY: "tokens", SEQUENCES: "sequences", **SIMULATED}
             return tuple(self._blank(lever, metric, units[metric], problem) for metric in units)
@@ -97,17 +103,26 @@ class Forecaster:
         except BadInput as error:
             problem = error.message
         ratios = {metric: self._ratio(metric, runs) for metric in SIMULATED if not problem}
-        ranges = {metric: self._with_noise(metric, ratio) for metric, ratio in ratios.items()}
+        ranges = {
+            metric: None if ratio is None else self._with_noise(metric, ratio)
+            for metric, ratio in ratios.items()
+        }
         reason = problem or reason_of(
             lever, self.baseline.system, system, self.calibration, runs[0], ratios, ranges
         )
+        both = self.baseline.system, system
+        tokens = [one.capacity_tokens for one in both]
+        sequences = [sequences_in(one, self.mean) for one in both]
         found = [
-            self._counted(lever, CAPACITY, "tokens", _capacity, system, reason),
-            self._counted(lever, SEQUENCES, "sequences", self._sequences, system, reason),
+            self._counted(lever, CAPACITY, "tokens", reason, *tokens),
+            self._counted(lever, SEQUENCES, "sequences", reason, *sequences),
         ]
         for metric, unit in SIMULATED.items():
             why_not = problem or self.calibration.problem(metric)
             ratio = ranges.get(metric)
+            if not why_not and self.calibration.is_zero(metric):
+                found.append(self._from_zero(self._blank(lever, metric, unit, reason), runs))
+                continue
             if why_not or ratio is None:
                 why_not = why_not or "it was 0 in the simulated baseline"
                 found.append(self._blank(lever, metric, unit, f"cannot forecast: {why_not}"))
@@ -117,17 +132,6 @@ class Forecaster:
             found.append(self._blank(lever, metric, unit, reason).model_copy(update=values))
         return tuple(found)
 
-    def _system(self, lever: Lever) -> System | None:
-        if lever.arguments:
-            return system_of({**self.context.base_arguments, **lever.arguments}, self.context)
-        base = self.baseline.system
-        caching = base.limits.prefix_caching and lever.reuses_prefixes
-        limits = replace(base.limits, prefix_caching=caching)
-        if lever.cuts_prompts:
-            return replace(base, limits=limits, kept_ratio=min(lever.resident_ratio, 1.0))
-        blocks = 1 + int((base.blocks - 1) / lever.resident_ratio)
-        return replace(base, limits=limits, blocks=blocks)
-
     def _loading(self, lever: Lever, system: System, read: int) -> System:
         """The engine with what a second tier takes to give a token back."""
         each = token_bytes(self.context)
@@ -135,19 +139,6 @@ class Forecaster:
             return system
         # Reads are dearest where loads are slowest.
         return replace(system, load_token_s=each / lever.load_bytes_per_s[2 - read])
-
-    def _refused(self, system: System | None) -> str:
-        """Why an engine would not start; empty when it would."""
-        if system is None:
-            return "the size of the pool is not known"
-        longest = max_model_len_tokens(self.context.base_arguments, self.context)
-        usable = (system.blocks - 1) * system.block_tokens
-        if longest is None or longest <= usable:
-            return ""
-        return (
-            f"the engine would refuse it: {usable:,} tokens are less than one request of "
-            f"max-model-len {longest:,}"
-        )
 
     def _drawn(self) -> list[_Draw]:
         """The draws, made when they are first needed."""
@@ -174,6 +165,17 @@ class Forecaster:
             together=base.together,
         )
 
+    def _from_zero(self, blank: Forecast, runs: Sequence[SimulatedRun]) -> Forecast:
+        """The goodput of a lever on a baseline where no request keeps the limits."""
+        found = [measure(done.run, self.baseline.goal).get(blank.metric, 0.0) for done in runs]
+        told = self._with_noise(blank.metric, _range_of(found, blank.unit))
+        outcome = "stays at 0"
+        if told.low is not None and told.high:
+            outcome = f"0 to {told.estimate:.2g} {blank.unit} ({told.low:.2g} to {told.high:.2g})"
+        reason = f"{blank.reason}; goodput {outcome}"
+        figures = {"baseline": 0.0, "predicted": told.estimate, "reason": reason}
+        return blank.model_copy(update=figures)
+
     def _ratio(self, metric: str, runs: Sequence[SimulatedRun]) -> Interval | None:
         ratios = []
         for draw, done in zip(self._drawn(), runs, strict=True):
@@ -182,19 +184,11 @@ class Forecaster:
             if not before or after is None:
                 return None
             ratios.append(after / before)
-        return Interval(
-            estimate=ratios[0],
-            low=min(ratios),
-            high=max(ratios),
-            unit="ratio",
-            confidence=WITHIN,
-            repeats=len(ratios),
-            method="range over request orders and ends of step costs",
-        )
+        return _range_of(ratios, "ratio")
 
-    def _with_noise(self, metric: str, ratio: Interval | None) -> Interval | None:
+    def _with_noise(self, metric: str, ratio: Interval) -> Interval:
         """The range in which a measured ratio is to be expected."""
-        if ratio is None or ratio.low is None or ratio.high is None:
+        if ratio.low is None or ratio.high is None:
             return ratio
         noise = self.calibration.noise.get(metric, 0.0)
         missed = self.calibration.missed.get(metric, 0.0)
@@ -219,28 +213,11 @@ class Forecaster:
         )
 
     def _counted(
-        self,
-        lever: Lever,
-        metric: str,
-        unit: str,
-        count: Counted,
-        system: System,
-        reason: str,
+        self, lever: Lever, metric: str, unit: str, reason: str, before: int, after: int
     ) -> Forecast:
-        before, after = count(self.baseline.system), count(system)
-        ratio = after / before if before else None
-        exact = None
-        if ratio is not None:
-            exact = Interval(
-                estimate=ratio, low=ratio, high=ratio, unit="ratio", method="by formula"
-            )
-        values = {"baseline": before, "predicted": after, "ratio": exact}
+        ratio = counted_ratio(before, after)
+        values = {"baseline": before, "predicted": after, "ratio": ratio}
         return self._blank(lever, metric, unit, reason).model_copy(update=values)
-
-    def _sequences(self, system: System) -> float:
-        """How many mean sequences run at once."""
-        blocks = math.ceil(self.mean.tokens * system.kept_ratio / system.block_tokens)
-        return min((system.blocks - 1) // blocks, system.limits.max_active)
 
     def _blank(self, lever: Lever, metric: str, unit: str, reason: str) -> Forecast:
         return Forecast(
@@ -254,8 +231,17 @@ class Forecaster:
         )
 
 
-def _capacity(system: System) -> float:
-    return system.capacity_tokens
+def _range_of(values: Sequence[float], unit: str) -> Interval:
+    """The first value, in the range of all."""
+    return Interval(
+        estimate=values[0],
+        low=min(values),
+        high=max(values),
+        unit=unit,
+        confidence=WITHIN,
+        repeats=len(values),
+        method="range over request orders and ends of step costs",
+    )
 
 
 def make_forecaster(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -9,8 +10,14 @@ from pydantic import JsonValue
 
 from kvtune.autotune.forecast.replay import System
 from kvtune.engines.simulated.scheduler import Limits
+from kvtune.errors import BadInput
 from kvtune.policies.base import Context
-from kvtune.policies.capacity import DTYPE_BYTES, Pool, pool_of
+from kvtune.policies.capacity import DTYPE_BYTES, Pool, kv_bytes_per_token, pool_of
+from kvtune.policies.footprint import stored_bytes
+from kvtune.policies.kv_dtype import FP8
+from kvtune.policies.kv_memory import SHARE, SIZED_BY, STOCK_SHARE_RATIO
+from kvtune.policies.method import LayerShape
+from kvtune.policies.method_stack import parse_stack
 from kvtune.policies.settings import read_count, settings_of
 from kvtune.policies.stack import RULES
 
@@ -18,6 +25,7 @@ MODELLED = frozenset(
     {
         "block-size",
         "enable-prefix-caching",
+        SHARE,
         "kv-cache-dtype",
         "kv-cache-memory-bytes",
         "kv-offloading-size",
@@ -31,7 +39,25 @@ MODELLED = frozenset(
         "watermark",
     }
 )
-"""The arguments whose effect the simulation knows; the time to hash a block counts as none."""
+"""The arguments whose effect the simulation knows; the time to hash a block counts as none. What a
+share of memory does is known on a GPU only."""
+
+FORMATS: Mapping[str, str] = {
+    "fp8": "vllm-fp8",
+    "fp8_per_token_head": "vllm-fp8-per-token-head",
+    "int8_per_token_head": "vllm-int8-per-token-head",
+    "int4_per_token_head": "vllm-int4-per-token-head",
+    "turboquant_k8v4": "vllm-turboquant:preset=k8v4",
+    "turboquant_4bit_nc": "vllm-turboquant:preset=4bit_nc",
+    "turboquant_k3v4_nc": "vllm-turboquant:preset=k3v4_nc",
+    "turboquant_3bit_nc": "vllm-turboquant:preset=3bit_nc",
+}
+"""vLLM's number formats and the methods that account for them."""
+
+FULL = frozenset({"auto", *(dtype for dtype, size in DTYPE_BYTES.items() if size > 1)})
+"""Number formats that are no smaller than what a model computes in. All others are."""
+
+NAME_CHECKPOINT = "name the checkpoint with --model"
 
 SAME = 0.01
 """How far the blocks that a model's bytes give may be from those that the engine reports."""
@@ -96,45 +122,152 @@ def _block_bytes(pool: Pool, arguments: Mapping[str, JsonValue], ctx: Context) -
     each = token_bytes(ctx)
     if each is None:
         return None
-    larger = _element_bytes(arguments, ctx) / _element_bytes(ctx.base_arguments, ctx)
-    return each * larger * pool.block_tokens
+    smaller = _smaller(arguments, ctx)
+    return None if smaller is None else each / smaller * pool.block_tokens
 
 
 def pool_bytes(ctx: Context) -> int | None:
     """Bytes of the pool of the baseline; None where nothing says it."""
-    asked = read_count(ctx.base_arguments.get("kv-cache-memory-bytes"))
-    if asked is not None or ctx.baseline is None:
+    asked, seen = read_count(ctx.base_arguments.get("kv-cache-memory-bytes")), ctx.baseline
+    if asked is not None or seen is None:
         return asked
-    return ctx.baseline.kv_cache_memory_bytes
+    if seen.kv_cache_memory_bytes is not None or ctx.platform == "cpu":
+        return seen.kv_cache_memory_bytes
+    # A pool that a share of a GPU's memory sizes is reported in blocks alone.
+    each = kv_bytes_per_token(ctx.base_arguments, ctx)
+    if each is None or seen.num_gpu_blocks is None or seen.block_size_tokens is None:
+        return None
+    return seen.num_gpu_blocks * seen.block_size_tokens * each
+
+
+def base_share(ctx: Context) -> float | None:
+    """Share of a GPU's memory that the baseline takes for all it holds; None: it takes none.
+
+    None too for a server of which nobody said it.
+    """
+    sized = any(ctx.fixed(argument) for argument in SIZED_BY)
+    asked = ctx.base_arguments.get(SHARE)
+    if sized or ctx.platform == "cpu":
+        return None
+    if asked is None:
+        attached = ctx.baseline is not None and ctx.baseline.start_kind == "attached"
+        return None if attached else STOCK_SHARE_RATIO
+    return float(asked) if isinstance(asked, int | float) else None
+
+
+def share_bytes(share: JsonValue, ctx: Context) -> int:
+    """Bytes of the pool of each GPU under another `share` of its memory.
+
+    vLLM gives the pool what weights, activations and graphs leave of the share. These stay as they
+    are, so that all of a difference is the pool's.
+
+    Raises:
+        BadInput: something that decides it is not known, or nothing is left for the pool.
+    """
+    before, memory, pool = base_share(ctx), ctx.device.memory_bytes, pool_bytes(ctx)
+    if before is None or not isinstance(share, int | float):
+        raise _share_unknown("the server's own share", "name it with --engine-args")
+    if memory is None:
+        raise _share_unknown("the memory of the device", "run this where the server runs")
+    if pool is None:
+        raise _share_unknown("the pool in bytes", NAME_CHECKPOINT)
+    found = pool + math.ceil(memory * share) - math.ceil(memory * before)
+    if found <= 0:
+        raise BadInput(f"{SHARE} {share:g} leaves the pool no memory", fix="give it more")
+    return found
+
+
+def _share_unknown(what: str, fix: str) -> BadInput:
+    return BadInput(f"{SHARE} is not part of the simulation where {what} is not known", fix=fix)
+
+
+def _has_other_share(arguments: Mapping[str, JsonValue], ctx: Context) -> bool:
+    """Whether a share of memory sizes the pool, and not the one of the baseline."""
+    sized = any(arguments.get(name) is not None for name in SIZED_BY)
+    return not sized and arguments.get(SHARE) != ctx.base_arguments.get(SHARE)
+
+
+def not_modelled(arguments: Mapping[str, JsonValue], ctx: Context) -> str:
+    """Why it is not known what `arguments` do on top of the baseline's; empty when it is."""
+    modelled = MODELLED - {SHARE} if ctx.platform == "cpu" else MODELLED
+    if unknown := sorted(set(arguments) - modelled):
+        return f"{', '.join(unknown)} is not part of the simulation"
+    together = {**ctx.base_arguments, **arguments}
+    if _smaller(together, ctx) is None:
+        return _not_accounted(together, ctx)
+    if _has_other_share(together, ctx):
+        try:
+            share_bytes(together.get(SHARE), ctx)
+        except BadInput as error:
+            return error.message
+    return ""
+
+
+def _not_accounted(arguments: Mapping[str, JsonValue], ctx: Context) -> str:
+    dtypes = (str(one.get("kv-cache-dtype", "auto")) for one in (ctx.base_arguments, arguments))
+    dtype = next(dtype for dtype in dtypes if dtype not in DTYPE_BYTES and dtype != "auto")
+    fix = f": {NAME_CHECKPOINT}" if method_of(dtype) is not None and ctx.model is None else ""
+    return f"what a token takes in {dtype} is not known{fix}"
 
 
 def _pool(arguments: Mapping[str, JsonValue], ctx: Context) -> Pool | None:
     """The pool by the model's bytes if they explain the baseline's, else in proportion to it."""
+    if _has_other_share(arguments, ctx):
+        memory_bytes = share_bytes(arguments.get(SHARE), ctx)
+        arguments = {**arguments, "kv-cache-memory-bytes": memory_bytes}
     seen = ctx.baseline
     exact = pool_of(arguments, ctx)
     if seen is None or seen.num_gpu_blocks is None or seen.block_size_tokens is None:
         return exact
     base = pool_of(ctx.base_arguments, ctx)
-    if base is not None and abs(base.blocks / seen.num_gpu_blocks - 1) <= SAME:
+    explained = base is not None and abs(base.blocks / seen.num_gpu_blocks - 1) <= SAME
+    if explained and exact is not None:
         return exact
     block_tokens = settings_of(arguments, ctx).block_tokens
     if (override := read_count(arguments.get("num-gpu-blocks-override"))) is not None:
         return Pool(override, block_tokens)
     memory, asked = pool_bytes(ctx), read_count(arguments.get("kv-cache-memory-bytes"))
-    if asked is not None and memory is None:
+    smaller = _smaller(arguments, ctx)
+    if smaller is None or (asked is not None and memory is None):
         return None
     more = 1.0 if asked is None or memory is None else asked / memory
-    smaller = _element_bytes(ctx.base_arguments, ctx) / _element_bytes(arguments, ctx)
     # Up to one block's memory was left over, which other blocks may use: half of it is expected.
     tokens = (seen.num_gpu_blocks + 0.5) * seen.block_size_tokens * more * smaller
     return Pool(int(tokens / block_tokens), block_tokens)
 
 
-def _element_bytes(arguments: Mapping[str, JsonValue], ctx: Context) -> int:
+def _smaller(arguments: Mapping[str, JsonValue], ctx: Context) -> float | None:
+    """How many tokens take what one takes on the baseline; None where nothing says it."""
+    base = ctx.base_arguments
+    if all(arguments.get(name) == base.get(name) for name in ("kv-cache-dtype", "dtype")):
+        return 1.0
+    before, after = _element_bytes(base, ctx), _element_bytes(arguments, ctx)
+    return None if before is None or after is None else before / after
+
+
+def _element_bytes(arguments: Mapping[str, JsonValue], ctx: Context) -> float | None:
+    """Bytes of a cached number with its part of the scales, as `kvtune plan` counts them."""
     cached = str(arguments.get("kv-cache-dtype", "auto"))
     served = str(arguments.get("dtype", "auto"))
-    own = ctx.model.dtype_bytes if ctx.model else 2
-    return DTYPE_BYTES.get(cached, DTYPE_BYTES.get(served, own))
+    own = DTYPE_BYTES.get(served, ctx.model.dtype_bytes if ctx.model else 2)
+    if cached == "auto" or cached in DTYPE_BYTES:
+        return DTYPE_BYTES.get(cached, own)
+    stack, model = method_of(cached), ctx.model
+    if stack is None or model is None:
+        return None
+    width = model.head_dim
+    layers = [
+        LayerShape(index, model.layers, model.query_heads, model.kv_heads, width, width, own)
+        for index in range(model.layers)
+    ]
+    return stored_bytes(parse_stack(stack), layers, 1) / model.kv_bytes_per_token(1)
+
+
+def method_of(dtype: str) -> str | None:
+    """The method that accounts for a number format, as `kvtune plan` takes it; None: none does."""
+    if dtype in FULL:
+        return "full"
+    return FORMATS.get("fp8" if dtype in FP8 else dtype)
 
 
 def refusal(arguments: Mapping[str, JsonValue], ctx: Context) -> str:

@@ -172,6 +172,42 @@ def test_goodput_under_a_limit_is_checked_too(baseline_of, model_of):
     assert "goodput_requests_per_s" in found.missed
 
 
+def limited(limit_s):
+    return Goal(slos=(Slo(metric="ttft", statistic="p95", limit_s=limit_s),))
+
+
+def far_away(baseline, prefill_s, **changes):
+    """The same run as a client 9 s away saw it; the engine's own count of prefills is right."""
+    records = tuple(replace(record, sent_s=record.sent_s - 9.0) for record in baseline.run.records)
+    name = PREFILL_S.removesuffix("_sum")
+    counters = {f"{name}_sum": prefill_s * 48, f"{name}_count": 48.0}
+    run = replace(baseline.run, records=records, counters=counters)
+    return replace(baseline, run=run, **changes)
+
+
+def test_goodput_of_0_is_met_where_the_model_has_0_and_the_right_times(baseline_of, model_of):
+    found = calibrate(baseline_of(goal=limited(1e-4)), model_of(TRUE))
+    assert found.is_zero("goodput_requests_per_s")
+    assert found.missed["goodput_requests_per_s"] == 0
+    assert found.problem("goodput_requests_per_s") == ""
+
+
+def test_goodput_of_0_by_wrong_times_is_not_met(baseline_of, model_of):
+    plain = baseline_of()
+    prefill_s = simulate(plain.requests, LOOP, SYSTEM, TRUE).prefill_s
+    found = calibrate(far_away(plain, prefill_s, goal=limited(1e-4)), model_of(TRUE))
+    assert "misses the baseline's ttft_p50_s" in found.problem("goodput_requests_per_s")
+
+
+def test_goodput_of_0_that_the_model_misses_is_not_called_unmeasured(baseline_of, model_of):
+    plain = baseline_of()
+    prefill_s = simulate(plain.requests, LOOP, SYSTEM, TRUE).prefill_s
+    found = calibrate(far_away(plain, prefill_s, goal=limited(5.0)), model_of(TRUE))
+    assert found.problem("goodput_requests_per_s") == (
+        "the baseline's goodput_requests_per_s is 0, but not that of the model"
+    )
+
+
 def test_part_of_a_run_is_compared_with_the_same_part(baseline_of, model_of):
     found = calibrate(baseline_of(until=24), model_of(TRUE))
     assert len(found.simulated.run.records) == 24
