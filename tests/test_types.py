@@ -1,12 +1,15 @@
 """The vocabulary: frozen, strict, and of one spelling wherever it is written down."""
 
+import importlib
 import json
+import pkgutil
 
 import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune import types
 from kvtune.types import (
     Choice,
     Device,
@@ -52,6 +55,21 @@ def test_a_stored_value_cannot_be_changed_and_refuses_what_it_does_not_know():
 def test_a_measurement_from_before_answers_were_looked_at_still_loads():
     old = {"schema_version": 1, "status": "ok", "metrics": {"x": [1.0]}, "canary_answers": ["a"]}
     assert Measurement.model_validate_json(json.dumps(old)).outputs is None
+
+
+def test_every_value_of_the_vocabulary_is_imported_from_one_place():
+    modules = [
+        importlib.import_module(f"{types.__name__}.{info.name}")
+        for info in pkgutil.iter_modules(types.__path__)
+    ]
+    defined = {
+        name
+        for module in modules
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__
+    }
+    assert {"RequestRecord", "Profile", "QualityReport", "Decision", "Harm"} <= defined
+    assert defined <= set(types.__all__)
 
 
 def choice(harm=Harm.LOSSLESS, **arguments):

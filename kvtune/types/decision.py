@@ -1,0 +1,67 @@
+"""How a search ended, and what a person deploys."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from kvtune.types.base import Device, EngineInfo, Goal, Interval, Stored
+
+
+class Outcome(StrEnum):
+    """How a search ended."""
+
+    WINNER = "winner"
+    KEEP_BASELINE = "keep-baseline"
+    NO_CLEAR_WINNER = "no-clear-winner"
+    INFEASIBLE = "infeasible"
+    NOTHING_MEASURED = "nothing-measured"
+
+
+class Decision(Stored):
+    """Which trial to ship and why; `recommended` is also set when there is no clear winner."""
+
+    outcome: Outcome
+    recommended: int | None
+    baseline: int | None
+    ties: tuple[int, ...] = ()
+    figures: dict[str, Interval] = Field(default_factory=dict)
+    baseline_figures: dict[str, Interval] = Field(default_factory=dict)
+    gain_ratio: Interval | None = None
+    reasons: tuple[str, ...] = ()
+    rejected: dict[int, str] = Field(default_factory=dict)
+
+
+class Setting(Stored):
+    """One engine argument of a serving config and where it comes from."""
+
+    name: str
+    value: JsonValue
+    because: str
+    origin: Literal["tuned", "base"] = "tuned"
+
+
+class ServingConfig(Stored):
+    """What a person deploys: engine arguments with provenance and the measured evidence.
+
+    `outcome` is None for a trial that a person picked and the study does not recommend.
+    """
+
+    study: str
+    trial: int
+    outcome: Outcome | None
+    model: str
+    served_model_name: str | None = None
+    engine: EngineInfo
+    device: Device
+    settings: tuple[Setting, ...]
+    environment: dict[str, str] = Field(default_factory=dict)
+    goal: Goal
+    figures: dict[str, Interval] = Field(default_factory=dict)
+    baseline_figures: dict[str, Interval] = Field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    revert_arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    kvtune_version: str
+    created_at: str

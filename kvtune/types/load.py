@@ -1,0 +1,124 @@
+"""What a load run measured: its requests one by one, and what became of the trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from kvtune.types.base import EffectiveConfig, Failure, Status, Stored
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """What happened to one request. Times are seconds since the start of the run.
+
+    `gaps_s` are the times between consecutive output tokens, one a token after the first; tokens
+    that arrive in one message share its time, so their gaps after the first are 0.
+    """
+
+    index: int
+    scheduled_s: float
+    sent_s: float
+    first_token_s: float | None
+    end_s: float
+    gaps_s: tuple[float, ...]
+    input_tokens: int | None
+    output_tokens: int
+    requested_output_tokens: int | None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    text: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the request completed with at least one token."""
+        return self.error is None and self.first_token_s is not None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRun:
+    """One replay of a set of requests: raw records (warm-up excluded) and the server's counters.
+
+    `counters` are deltas over the run keyed by Prometheus series; `gauges` are samples taken during
+    it, keyed the same way, as (seconds since start, value). Both are of `counted_s` seconds only
+    where the server restarted or went away meanwhile; `lost` then says what happened, if it was
+    gone at the end.
+    """
+
+    records: tuple[RequestRecord, ...]
+    duration_s: float
+    client_cpu_s: float
+    counters: Mapping[str, float]
+    gauges: Mapping[str, Sequence[tuple[float, float]]]
+    warnings: tuple[str, ...] = ()
+    counted_s: float | None = None
+    lost: str = ""
+
+
+AnswerFault = Literal["empty", "unreadable", "looping", "off-script"]
+
+
+class BrokenAnswer(Stored):
+    """The beginning of an answer that looks broken, and why it does.
+
+    `request` is the place of the request among those that were sent.
+    """
+
+    request: int
+    kind: AnswerFault
+    why: str
+    text: str
+
+
+class OutputHealth(Stored):
+    """How many answers to a trial's own requests look broken, by the first fault of each.
+
+    `answers` were looked at, one for each different prompt of a sample. `text_prompts` of them
+    answer a prompt that is text: only these can be off-script. `long_prompts` of them answer a
+    prompt of at least two KV blocks; `None` where the block size is not known.
+    """
+
+    answers: int
+    text_prompts: int
+    long_prompts: int | None
+    empty: int = 0
+    unreadable: int = 0
+    looping: int = 0
+    off_script: int = 0
+    examples: tuple[BrokenAnswer, ...] = ()
+
+    @property
+    def broken(self) -> int:
+        """How many answers have any fault."""
+        return self.empty + self.unreadable + self.looping + self.off_script
+
+
+class Measurement(Stored):
+    """The outcome of a trial. `metrics` maps a metric name to one value per repeat.
+
+    `canary_answers` are the texts that the long-prompt canary got, where it was asked. `outputs`
+    says what the answers of the first repeat looked like. `asked_s` of `wall_s` went into the
+    questions of quality suites.
+    """
+
+    status: Status
+    failure: Failure | None = None
+    metrics: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    effective: EffectiveConfig | None = None
+    counters: tuple[dict[str, float], ...] = ()
+    warnings: tuple[str, ...] = ()
+    cache: Literal["cold", "warm", "unknown"] = "unknown"
+    requests_per_repeat: int = 0
+    start_s: float | None = None
+    wall_s: float | None = None
+    asked_s: float = 0.0
+    canary_answers: tuple[str, ...] | None = None
+    outputs: OutputHealth | None = None
+    kv_bytes_per_token_predicted: int | None = None
+    kv_bytes_per_token_observed: float | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    measured_at: str = ""
