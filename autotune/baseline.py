@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kvtune.autotune.forecast.experience import probed_step_time
 from kvtune.autotune.interrupts import Interrupts
-from kvtune.autotune.profiling import observed_concurrency, profile_baseline
+from kvtune.autotune.profiling import device_ceilings, observed_concurrency, profile_baseline
 from kvtune.autotune.reporting import Reporter
 from kvtune.engines.base import RunningServer
 from kvtune.kernels.device import detect_detail
@@ -49,7 +49,7 @@ def is_hopeless(baseline: Measurement) -> bool:
 
 @dataclass(slots=True)
 class BaselineLook:
-    """Looks at the baseline of one study: at its server while that still runs, then at its load.
+    """Looks at the baseline of one study: its device, its server while that runs, then its load.
 
     The server is probed for at most `probe_s`, unless the history knows what its steps cost.
     """
@@ -63,6 +63,10 @@ class BaselineLook:
     probe_s: float
     probed: ProbeResult | None = field(default=None, init=False)
     saw_server: bool = field(default=False, init=False)
+
+    def before_server(self) -> None:
+        """Measure what the device reaches, unless the history knows it; nothing runs there yet."""
+        device_ceilings(self.study.engine, self.device, self.store, self.reporter)
 
     def at_server(self, server: RunningServer) -> None:
         """Probe a server whose load was measured; whatever ends the probe, only it ends."""

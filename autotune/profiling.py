@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import prod
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import JsonValue
 
+from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.trial import warnings_of
-from kvtune.kernels.ceilings import may_be_low
+from kvtune.engines.vllm import readiness
+from kvtune.errors import KvtuneError
+from kvtune.kernels.ceilings import may_be_low, measure_ceilings
 from kvtune.policies.capacity import effective_kv_bytes, reported_kv_bytes
 from kvtune.policies.checkpoint import model_shape, weight_bytes
 from kvtune.policies.settings import read_count
@@ -22,6 +27,7 @@ from kvtune.profilers.step_gaps import Observations, observations
 from kvtune.profilers.step_time import fit_step_time, missing_for_fit
 from kvtune.profilers.verdict import judge
 from kvtune.profilers.window import Window
+from kvtune.store.database import Store
 from kvtune.store.rows import StudyRow
 from kvtune.types import (
     Ceilings,
@@ -199,6 +205,38 @@ def profile_baseline(
         probed=probed,
         known=known,
     )
+
+
+def runs_here(url: str) -> bool:
+    """Whether the server at `url` is on this machine, by the host in it.
+
+    A port that is forwarded to another machine looks as if it were.
+    """
+    host = (urlsplit(url).hostname or "").lower()
+    own = socket.gethostname().lower()
+    return readiness.is_loopback(host) or host in ("0.0.0.0", "::", own, own.partition(".")[0])
+
+
+def device_ceilings(
+    engine: EngineInfo, device: Device, store: Store, reporter: Reporter
+) -> Ceilings | None:
+    """What a device reaches: from the history, or measured now, in seconds, and kept there.
+
+    None for an engine that only pretends to compute, and where it cannot be measured, which is
+    said. No server may run on the device meanwhile.
+    """
+    if engine.platform == "simulated":
+        return None
+    if (known := store.ceilings(device.key)) is not None:
+        return known
+    reporter.note("measuring the memory bandwidth and matrix rate of this device, once")
+    try:
+        measured = measure_ceilings(device)
+    except KvtuneError as error:
+        reporter.note(f"the ceilings of this device are not known: {error.message}; {error.fix}")
+        return None
+    store.save_ceilings(measured)
+    return measured
 
 
 def _step_time(

@@ -125,6 +125,7 @@ class Tuning:
         self.store.abandon_running(self.study)
         try:
             self.reporter.phase(f"Measuring 1 of {self.budget.trials}: stock defaults")
+            self.look.before_server()
             baseline = self._measure(PolicyStack(), RUNG_BASELINE)
             context = self._context(baseline)
             confirmed = {}

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from contracts.decoding import cells
-from contracts.landscape import Recorder, workload
+from contracts.landscape import DEVICE, Recorder, workload
+from contracts.store_values import some_ceilings
 
 from kvtune.autotune import baseline
 from kvtune.autotune.limits import Budget
@@ -184,3 +185,38 @@ def test_search_without_time_for_a_probe_sends_none(search, store):
     assert not said(reporter, "prob")
     (row,) = store.profiles()
     assert row.profile.step_time is None or row.profile.step_time.source == "load"
+
+
+class Computing(SimulatedEngine):
+    """An engine that says that it computes; a landscape serves in its place."""
+
+    def describe(self):
+        return super().describe().model_copy(update={"platform": "cpu"})
+
+
+def test_search_measures_what_its_device_reaches_before_it_is_served(
+    tuning_on, landscape, store, monkeypatch
+):
+    served = []
+
+    def measure(device):
+        served.append(len(landscape.asked))
+        return some_ceilings(device)
+
+    monkeypatch.setattr("kvtune.autotune.profiling.measure_ceilings", measure)
+    budget = Budget(trials=1, confirm_rounds=2)
+    tuning_on(engine=Computing(), budget=budget).run()
+    assert served == [0]
+    (row,) = store.profiles()
+    assert row.profile.ceilings == some_ceilings(DEVICE)
+    tuning_on(engine=Computing(), budget=budget, seed=1).run()
+    assert served == [0], "it is known then"
+
+
+def test_search_of_a_simulated_engine_measures_no_device(search, store, monkeypatch):
+    def measure(device):
+        raise AssertionError("it only pretends to compute")
+
+    monkeypatch.setattr("kvtune.autotune.profiling.measure_ceilings", measure)
+    search(budget=UNPROBED)[0].run()
+    assert store.ceilings(DEVICE.key) is None

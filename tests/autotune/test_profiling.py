@@ -2,9 +2,19 @@
 
 import pytest
 from contracts.decoding import Sequence, cells, decode
-from contracts.landscape import DEVICE, GOAL, run_of
+from contracts.landscape import DEVICE, GOAL, Recorder, run_of
+from contracts.store_values import ENGINE
 
-from kvtune.autotune.profiling import Subject, as_told, observed_concurrency, profile_of
+from kvtune.autotune import profiling
+from kvtune.autotune.profiling import (
+    Subject,
+    as_told,
+    device_ceilings,
+    observed_concurrency,
+    profile_of,
+    runs_here,
+)
+from kvtune.errors import MissingExtra
 from kvtune.profilers.probe import ProbeResult
 from kvtune.profilers.scrape import ENGINES
 from kvtune.profilers.step_gaps import join, observations
@@ -211,3 +221,63 @@ def test_ceilings_of_a_busy_moment_are_a_warning_of_the_profile(method, is_said)
     run = LoadRun((), 5.0, 0.0, COUNTERS, {})
     profile = profile_of(Subject("m", ""), run, GOAL, is_load_ours=False, ceilings=ceilings)
     assert any("kvtune doctor --measure" in warning for warning in profile.warnings) is is_said
+
+
+@pytest.mark.parametrize(
+    ("url", "is_here"),
+    [
+        ("http://localhost:8000", True),
+        ("https://127.0.0.1", True),
+        ("http://[::1]:8000/llm", True),
+        ("http://0.0.0.0:8000", True),
+        ("http://Box:8000", True),
+        ("http://box.lan:8000", True),
+        ("http://box.example:8000", False),
+        ("http://gpu-box:8000", False),
+        ("http://10.1.2.3:8000", False),
+        ("", False),
+    ],
+)
+def test_server_runs_here_if_its_address_names_this_machine(url, is_here, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "Box.lan")
+    assert runs_here(url) is is_here
+
+
+@pytest.fixture
+def measuring(monkeypatch):
+    """Which devices were measured."""
+    asked = []
+
+    def measure(device):
+        asked.append(device.key)
+        return CEILINGS.model_copy(update={"device": device.key})
+
+    monkeypatch.setattr(profiling, "measure_ceilings", measure)
+    return asked
+
+
+def test_ceilings_of_a_device_are_measured_once_and_kept(store, measuring):
+    reporter = Recorder()
+    first = device_ceilings(ENGINE, DEVICE, store, reporter)
+    assert device_ceilings(ENGINE, DEVICE, store, reporter) == first
+    assert measuring == [DEVICE.key]
+    assert first == store.ceilings(DEVICE.key)
+    (note,) = reporter.notes
+    assert note.startswith("measuring the memory bandwidth")
+
+
+def test_device_of_an_engine_that_pretends_is_not_measured(store, measuring):
+    pretends = ENGINE.model_copy(update={"platform": "simulated"})
+    assert device_ceilings(pretends, DEVICE, store, Recorder()) is None
+    assert measuring == []
+
+
+def test_device_that_cannot_be_measured_is_said_with_the_way_to(store, monkeypatch):
+    def refuse(device):
+        raise MissingExtra("torch is not installed", fix="pip install torch")
+
+    monkeypatch.setattr(profiling, "measure_ceilings", refuse)
+    reporter = Recorder()
+    assert device_ceilings(ENGINE, DEVICE, store, reporter) is None
+    assert "not known: torch is not installed; pip install torch" in reporter.notes[-1]
+    assert store.ceilings(DEVICE.key) is None
