@@ -87,7 +87,8 @@ class Forecast(Stored):
     `arguments` are all engine arguments with the lever in it; `stack` names the methods, as `kvtune
     plan` takes them, where it is one of those. A lever that the engine at hand does not serve is a
     `reference`: its figures are those of an engine that did. `predicted` is `ratio` times
-    `baseline`; without it `reason` says why there is no forecast. `measured` and
+    `baseline`, or stands without one where `baseline` is 0, and its range in `reason`; without it
+    `reason` says why there is no forecast. `measured` and
     `measured_baseline` come from the search that tried the lever later.
     """
 
