@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 
 from pydantic import JsonValue
 
@@ -36,15 +38,29 @@ class QualityRules:
     """What a configuration may do to answers; without `limits`, each suite's own margins count.
 
     Every trial that may change answers is asked a screen, and a finalist has to pass at `size`. A
-    screen has too few items to prove most limits: as `size`, it recommends next to nothing.
+    screen has too few items to prove most limits: as `size`, it recommends next to nothing. `data`
+    is a file of the user's own questions, which are asked too.
     """
 
     limits: tuple[Limit, ...] = ()
     size: Size = Size.STANDARD
+    data: str | None = None
 
     def settings(self) -> dict[str, JsonValue]:
-        """The rules as settings of a study, the same in whatever order limits were given."""
-        return {"limits": [*sorted(map(limit_text, self.limits))], "size": self.size.value}
+        """The rules as settings of a study, the same in whatever order limits were given.
+
+        Of data, what they hold counts, and not where they lie.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        found: dict[str, JsonValue] = {
+            "limits": [*sorted(map(limit_text, self.limits))],
+            "size": self.size.value,
+        }
+        if self.data is not None:  # Without, a study is what it was before there were any.
+            found["data"] = sha256(Path(self.data).read_bytes()).hexdigest()
+        return found
 
 
 @dataclass(frozen=True, slots=True)

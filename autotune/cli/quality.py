@@ -54,18 +54,28 @@ def quality(
     suite: Annotated[
         list[str] | None,
         typer.Option(
-            "--suite", help="A suite to ask (repeatable) [default: all].", show_default=False
+            "--suite",
+            help="A suite to ask (repeatable) [default: all, or at sizes beyond screen those that "
+            "limits are about].",
+            show_default=False,
         ),
     ] = None,
     size: Annotated[
-        str, typer.Option("--size", help="screen (seconds), standard (minutes) or full.")
+        str,
+        typer.Option(
+            "--size",
+            help="screen (seconds), standard (minutes) or full. Beside --limit, standard and full "
+            "ask as many items as it takes to prove the limits. Without, standard has 12 to 30 "
+            "items a category: they can prove that not 8 to 18 points were lost, not that 5 were "
+            "not.",
+        ),
     ] = "standard",
     items: Annotated[
         int | None,
         typer.Option(
             "--items",
             min=1,
-            help="Items of each category [default: by size; at full as many as the limits need].",
+            help="Items of each category [default: by size, or as many as the limits need].",
             show_default=False,
         ),
     ] = None,
@@ -119,6 +129,7 @@ def quality(
     accepts is refused: also KV formats that kvtune never tries by itself. The baseline's answers
     are kept, and so is what was answered before Ctrl-C.
     """
+    import math
     from contextlib import ExitStack
 
     from kvtune.autotune.cli.console import TerminalReporter, print_json
@@ -130,12 +141,11 @@ def quality(
         workload_prompts,
     )
     from kvtune.autotune.cli.quality_table import print_report
-    from kvtune.autotune.quality.answers import Questions
     from kvtune.autotune.quality.run import QualityRun
+    from kvtune.autotune.quality.sizing import ITEM_S, questions_for
     from kvtune.autotune.quality.subjects import ReferenceModel
     from kvtune.autotune.trial import check_model
     from kvtune.errors import BadInput
-    from kvtune.profilers.quality.compare import plan_for
     from kvtune.profilers.quality.limits import parse_limits
     from kvtune.profilers.quality.suite import Size, SuitePlan
 
@@ -146,13 +156,11 @@ def quality(
         per_category=items,
         workload=workload_prompts(workload, workload_format),
         data=data,
+        protects=reference,
     )
     is_full = plan.size is Size.FULL
-    questions = Questions(
-        chosen_suites(suite or [], has_data=data is not None),
-        plan_for(limits, plan) if is_full else plan,
-        limits,
-    )
+    chosen = chosen_suites(suite or [], has_data=data is not None)
+    questions = questions_for(chosen, plan, limits, keep=bool(suite))
     if model is not None:
         check_model(model)
         model = options.resolved_model(model)
@@ -163,6 +171,14 @@ def quality(
             "--reference asks no server", fix="leave out --url-baseline, --url-candidate"
         )
     reporter = TerminalReporter()
+    if limits:
+        minutes = math.ceil(3 * questions.count * ITEM_S / 60)
+        slow = "" if reference else f": some {minutes} min where a server answers two a second"
+        reporter.note(
+            f"{questions.count} items are asked of the candidate, and twice of the baseline{slow}"
+        )
+    for doubt in questions.doubts:
+        reporter.note(doubt)
     with ExitStack() as open_things:
         history = open_things.enter_context(options.open_history(store))
         if reference:

@@ -96,6 +96,14 @@ def search(
             "screen, which every other such trial is asked, proves next to nothing.",
         ),
     ] = "standard",
+    quality_data: Annotated[
+        str | None,
+        typer.Option(
+            "--quality-data",
+            help="Your own questions, asked as the suite yours: JSON lines, as for kvtune quality "
+            "--data.",
+        ),
+    ] = None,
     no_quality: Annotated[
         bool,
         typer.Option(
@@ -167,7 +175,12 @@ def search(
     )
     context_tokens = _context_tokens(base, model)
     asked = _quality_rules(
-        quality or [], quality_size, requests, context_tokens, no_quality=no_quality
+        quality or [],
+        quality_size,
+        quality_data,
+        requests,
+        context_tokens,
+        no_quality=no_quality,
     )
     plan = options.make_plan(
         requests,
@@ -270,6 +283,7 @@ def search(
 def _quality_rules(
     texts: list[str],
     size_name: str,
+    data: str | None,
     workload: Workload,
     context_tokens: int | None,
     *,
@@ -279,7 +293,8 @@ def _quality_rules(
 
     Raises:
         BadGoal: a limit that cannot be read, or that nothing could be held against.
-        BadInput: there is no such size.
+        BadInput: there is no such size, or a line of the data cannot be used.
+        NotFound: there is no such file.
     """
     from kvtune.autotune.cli.quality_subjects import read_size
     from kvtune.autotune.limits import QualityRules
@@ -287,13 +302,13 @@ def _quality_rules(
     from kvtune.errors import BadInput
 
     size = read_size(size_name)
-    limits = read_limits(texts, size, workload, context_tokens)
-    if no_quality and limits:
+    limits = read_limits(texts, size, workload, context_tokens, data)
+    if no_quality and (limits or data is not None):
         raise BadInput(
-            "--no-quality asks nothing that --quality could be held against",
+            "--no-quality asks nothing that --quality could be held against, and no data",
             fix="leave one of them out",
         )
-    return None if no_quality else QualityRules(limits, size)
+    return None if no_quality else QualityRules(limits, size, data)
 
 
 def _context_tokens(base: options.Arguments, model: str) -> int | None:

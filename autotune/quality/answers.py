@@ -36,13 +36,14 @@ class Questions:
     """What is asked of everybody: the suites, the plan of their items, and the limits.
 
     `numbers` says of suites how many items of each category they are asked, where that is not what
-    the plan says.
+    the plan says. `doubts` tell which limits these are too few for.
     """
 
     suites: tuple[Suite, ...]
     plan: SuitePlan
     limits: tuple[Limit, ...] = ()
     numbers: Mapping[str, int] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
 
     def plan_of(self, suite: Suite) -> SuitePlan:
         """The plan of a suite's items."""
@@ -95,6 +96,15 @@ class AnswerBook:
             with subject.open(self.reporter, counter.within_batch) as opened:
                 for one, found in zip(passes, known, strict=True):
                     self._ask_missing(questions, subject, opened, one, found, counter)
+        return [_whole(questions, one, found) for one, found in zip(passes, known, strict=True)]
+
+    def kept(
+        self, questions: Questions, subject: Subject, passes: Sequence[Pass]
+    ) -> list[Asked] | None:
+        """What a subject answered before, each time; `None` if something of it is not kept."""
+        known = [self._kept(questions, subject, one) for one in passes]
+        if any(len(found) < len(questions.suites) for found in known):
+            return None
         return [_whole(questions, one, found) for one, found in zip(passes, known, strict=True)]
 
     def missing(self, questions: Questions, subject: Subject, passes: Sequence[Pass]) -> int:
@@ -171,10 +181,11 @@ def report_on(
     """What a candidate's answers are worth beside the baseline's two times."""
     known = {suite.name: suite for suite in questions.suites}
     found = compare(ours, theirs, again, questions.limits, suites=known)
+    doubts = questions.doubts if found.outcome == "unclear" else ()
     return found.model_copy(
         update={
             "model": model,
-            "warnings": (*found.warnings, *unasked(questions)),
+            "warnings": (*found.warnings, *doubts, *unasked(questions)),
             "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
     )

@@ -1,7 +1,7 @@
 """Ask a baseline twice and a candidate once, and compare: the work of `kvtune quality`.
 
-The baseline's second time, with another seed and another number of requests at once, is the noise
-floor of every figure.
+The baseline's second time, with sampled answers drawn anew and another number of requests at once,
+is the noise floor of every figure.
 """
 
 from __future__ import annotations

@@ -106,6 +106,7 @@ class ServedSubject(Subject):
             "environment": dict(measured_environment(os.environ, platform=info.platform)),
             "device": detect_device().key,
         }
+        # Elsewhere what is sampled is drawn anew each time: see `ServerAsker`.
         self._seeds = info.platform == "cuda"
         # Behind a command, the same words may start another version tomorrow.
         self.key = None if info.version == UNKNOWN else known_key

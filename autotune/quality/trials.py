@@ -2,8 +2,10 @@
 
 Every configuration that may change answers is asked a screen at its own trial's server, after the
 load: it can only say no. One that is confirmed is asked as much as the rules want, at a server of
-its confirmation, and has to pass. The stock defaults are asked the same, twice. What is missing
-all the same (an interrupt, a measurement that another study made) is asked on a server of its own.
+its confirmation, and has to pass. The stock defaults are asked the same, twice: a screen at one
+server, and what finalists are asked at two, so that what a restart changes counts as noise there.
+What is missing all the same (an interrupt, a measurement that another study made) is asked on a
+server of its own.
 """
 
 from __future__ import annotations
@@ -17,26 +19,18 @@ from pydantic import JsonValue
 from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import QualityRules
 from kvtune.autotune.quality import words
-from kvtune.autotune.quality.answers import (
-    AGAIN_CONCURRENCY,
-    CONCURRENCY,
-    AnswerBook,
-    Pass,
-    Questions,
-    prompt_texts,
-    report_on,
-)
-from kvtune.autotune.quality.sizing import MOST_PROMPTS, asked_suites, check_limits, proving
-from kvtune.autotune.quality.subjects import ServedSubject, StartedSubject, Subject
+from kvtune.autotune.quality.answers import report_on
+from kvtune.autotune.quality.asking import STOCK, Asking
+from kvtune.autotune.quality.sizing import ITEM_S, asked_suites, check_limits, own_suites
+from kvtune.autotune.quality.subjects import StartedSubject, Subject
 from kvtune.autotune.trial import Bench, death, failure_of
-from kvtune.engines.base import RunningServer, ServerSpec
+from kvtune.engines.base import RunningServer
 from kvtune.errors import BadGoal, EngineError
 from kvtune.profilers.quality.compare import Asked
-from kvtune.profilers.quality.suite import Size, SuitePlan
+from kvtune.profilers.quality.suite import Size
 from kvtune.store.database import Store
 from kvtune.store.rows import StudyRow
 from kvtune.types import (
-    EffectiveConfig,
     Failure,
     FailureClass,
     Harm,
@@ -46,22 +40,16 @@ from kvtune.types import (
     Workload,
 )
 
-STOCK = 0
-"""The number of the trial with the stock defaults."""
-
-ITEM_S = 0.5
-"""What an item is thought to take before any was asked: a small model on two CPU cores, or a large
-one on an accelerator, answers two a second or more, `CONCURRENCY` at once."""
-
 
 @dataclass(slots=True)
 class _Known:
     """What is known of a trial's answers at one size.
 
-    `unasked` says why there are none. `missing` counts the items that would be asked now.
+    `answers` has one for each time that it was asked; `unasked` says why there are no more.
+    `missing` counts the items that would be asked now.
     """
 
-    answers: list[Asked] | None = None
+    answers: list[Asked] = field(default_factory=list)
     report: QualityReport | None = None
     unasked: str | None = None
     missing: int | None = None
@@ -83,13 +71,22 @@ class TrialQuality:
     seed: int
     reuse: bool = True
     spent_s: float = field(init=False, default=0.0)
-    _questions: dict[Size, Questions] = field(init=False, default_factory=dict)
+    _asking: Asking = field(init=False)
     _known: dict[tuple[int, Size], _Known] = field(init=False, default_factory=dict)
-    _effective: EffectiveConfig | None = field(init=False, default=None)
     _is_checked: bool = field(init=False, default=False)
     _refusal: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        self._asking = Asking(
+            (*asked_suites(), *own_suites(self.rules.data)),
+            self.rules,
+            self.study,
+            self.store,
+            self.bench,
+            self.workload,
+            self.seed,
+            self.reuse,
+        )
         for row in self.store.quality_reports(self.study) if self.reuse else ():
             if row.trial is None or row.report.unanswered:
                 continue
@@ -111,7 +108,7 @@ class TrialQuality:
         number = trial.number if trial.parent is None else trial.parent
         size = Size.SCREEN if trial.parent is None else self.rules.size
         if number == STOCK:
-            self._effective = measurement.effective
+            self._asking.effective = measurement.effective
         if number != STOCK and trial.stack.harm is Harm.LOSSLESS:
             return measurement
         if self._is_settled(number, size):
@@ -143,8 +140,8 @@ class TrialQuality:
             self.spent_s += self.bench.clock() - began_s
         if theirs is None or ours is None:
             return
-        known.answers = None  # With the scores of every token, they take megabytes.
-        report = report_on(self._asking(size), self.study.model, ours[0], *theirs)
+        known.answers = []  # With the scores of every token, they take megabytes.
+        report = report_on(self._asking.questions(size), self.study.model, ours[0], *theirs)
         self.store.save_quality_report(report, study=self.study, trial=trial.number)
         known.report = report
         if final or report.outcome != "fail":  # The search itself says who is out and why.
@@ -163,7 +160,7 @@ class TrialQuality:
         lossy = [entry.trial for entry in entries if entry.trial.stack.harm is not Harm.LOSSLESS]
         missing = [self._missing(trial.number, trial.arguments, size) for trial in lossy]
         if newcomers and self._of(STOCK, size).unasked is None:
-            missing += [self._asking(size).count] * newcomers
+            missing += [self._asking.questions(size).count] * newcomers
         if not any(missing):
             return 0.0
         missing.append(self._missing(STOCK, self.study.base_arguments, size))
@@ -205,7 +202,8 @@ class TrialQuality:
         if not self._is_checked:
             self._is_checked = True
             try:
-                check_limits(asked_suites(), self._plan(self.rules.size), self.rules.limits)
+                plan = self._asking.plan(self.rules.size)
+                check_limits(self._asking.suites, plan, self.rules.limits)
             except BadGoal as error:
                 self._refusal = f"quality cannot be judged here: {error.message}"
         return self._refusal
@@ -242,9 +240,14 @@ class TrialQuality:
     def _is_settled(self, number: int, size: Size) -> bool:
         """Whether asking a trial would tell nothing more, or could not be compared."""
         known = self._of(number, size)
-        if known.answers is not None or known.report is not None or known.unasked is not None:
+        if known.report is not None or known.unasked is not None:
+            return True
+        if self._is_answered(number, size):
             return True
         return self._of(STOCK, size).unasked is not None or self.refusal() is not None
+
+    def _is_answered(self, number: int, size: Size) -> bool:
+        return len(self._of(number, size).answers) == len(self._asking.passes(number, size))
 
     def _missing(self, number: int, arguments: Mapping[str, JsonValue], size: Size) -> int:
         """How many items a trial would be asked now."""
@@ -252,8 +255,10 @@ class TrialQuality:
             return 0
         known = self._of(number, size)
         if known.missing is None:
-            subject = self._served(number, arguments)
-            known.missing = self._book.missing(self._asking(size), subject, self._passes(number))
+            asking = self._asking
+            subject = asking.served(number, arguments)
+            passes = asking.passes(number, size)[len(known.answers) :]
+            known.missing = asking.book.missing(asking.questions(size), subject, passes)
         return known.missing
 
     def _item_s(self, size: Size) -> float:
@@ -266,7 +271,7 @@ class TrialQuality:
                 if known.report.wall_s is not None
             ]
             if found:
-                return median(found) / max(1, self._asking(each).count)
+                return median(found) / max(1, self._asking.questions(each).count)
         return ITEM_S
 
     def _why_unasked(self, number: int, size: Size) -> str:
@@ -279,7 +284,10 @@ class TrialQuality:
 
     def _what_asks_more(self) -> str:
         larger = {Size.SCREEN: Size.STANDARD, Size.STANDARD: Size.FULL}.get(self.rules.size)
-        if larger is None or self._asking(larger).count <= self._asking(self.rules.size).count:
+        if larger is None:
+            return ""
+        more, asked = (self._asking.questions(each).count for each in (larger, self.rules.size))
+        if more <= asked:
             return ""
         return f"; --quality-size {larger} asks more"
 
@@ -292,12 +300,12 @@ class TrialQuality:
     ) -> list[Asked] | None:
         """What a trial answered, each time; `None` where it cannot be asked."""
         known = self._of(number, size)
-        if known.answers is None and known.unasked is None:
+        while known.unasked is None and not self._is_answered(number, size):
             try:
-                known.answers = self._ask(number, self._served(number, arguments), size)
+                self._ask(number, self._asking.served(number, arguments), size)
             except EngineError as error:
                 self._note_unasked(number, size, _cannot_ask(number, size, failure_of(error)))
-        return known.answers
+        return known.answers if self._is_answered(number, size) else None
 
     def _ask_started(
         self, number: int, size: Size, arguments: Mapping[str, JsonValue], server: RunningServer
@@ -309,15 +317,18 @@ class TrialQuality:
                 return Failure(failure=FailureClass.UNKNOWN, message="it was interrupted")
             return server.failure()
 
-        subject = StartedSubject(self._served(number, arguments), server, stopped)
+        known = self._of(number, size)
+        before = known.answers
+        subject = StartedSubject(self._asking.served(number, arguments), server, stopped)
         try:
             found = self._ask(number, subject, size)
             failure = death(server) if any(asked.errors for asked in found) else None
         except EngineError as error:
             failure = failure_of(error)
         if failure is None:
-            self._of(number, size).answers = found
-        elif self.bench.interrupts.came:
+            return
+        known.answers = before
+        if self.bench.interrupts.came:
             self.bench.reporter.note(
                 "the questions were interrupted: what was measured is kept, and the same command "
                 "asks what is missing"
@@ -325,66 +336,24 @@ class TrialQuality:
         elif number == STOCK:
             self._note_unasked(number, size, _cannot_ask(number, size, failure))
         else:
-            self._of(number, size).unasked = (
+            known.unasked = (
                 "while it was asked the questions of quality, after its load: "
                 f"{failure.failure}: {failure.message}"
             )
 
     def _ask(self, number: int, subject: Subject, size: Size) -> list[Asked]:
-        self._of(number, size).missing = None
-        return self._book.ask(self._asking(size), subject, self._passes(number))
-
-    def _passes(self, number: int) -> list[Pass]:
-        if number != STOCK:
-            return [Pass("the candidate", self.seed, CONCURRENCY)]
-        return [
-            Pass("the stock defaults", self.seed, CONCURRENCY),
-            Pass("the stock defaults again", self.seed + 1, AGAIN_CONCURRENCY),
-        ]
-
-    @property
-    def _book(self) -> AnswerBook:
-        return AnswerBook(self.store, self.bench.reporter, reuse=self.reuse)
-
-    def _asking(self, size: Size) -> Questions:
-        """What is asked: everything in a screen, and of finalists what can prove the limits."""
-        if size not in self._questions:
-            plan, limits = self._plan(size), self.rules.limits
-            self._questions[size] = (
-                Questions(asked_suites(), plan, limits)
-                if size is Size.SCREEN
-                else proving(asked_suites(), plan, limits)
-            )
-        return self._questions[size]
-
-    def _plan(self, size: Size) -> SuitePlan:
-        prompts = prompt_texts(self.workload.requests)[:MOST_PROMPTS]
-        return SuitePlan(size, self.seed, self._context_tokens(), workload=prompts)
-
-    def _context_tokens(self) -> int | None:
-        """What the stock server said, or else what its arguments and the checkpoint say."""
-        if self._effective is None:
-            rows = [row for row in self.store.trials(self.study) if row.number == STOCK]
-            found = rows[0].measurement if rows else None
-            self._effective = None if found is None else found.effective
-        said = None if self._effective is None else self._effective.max_model_len_tokens
-        return said or self._served(STOCK, self.study.base_arguments).max_tokens
-
-    def _served(self, number: int, arguments: Mapping[str, JsonValue]) -> ServedSubject:
-        bench = self.bench
-        spec = ServerSpec(
-            model=bench.model,
-            served_model_name=bench.served_model_name,
-            arguments=arguments,
-            environment=bench.environment,
-        )
-        return ServedSubject(
-            bench.engine,
-            spec,
-            log_path=bench.log_dir / f"quality-{number}.log",
-            start_timeout_s=bench.start_timeout_s,
-            request_timeout_s=bench.plan.request_timeout_s,
-        )
+        """Ask a trial what it was not asked yet, as far as one server is asked it."""
+        known, asking = self._of(number, size), self._asking
+        passes = asking.passes(number, size)[len(known.answers) :][: asking.at_once(size)]
+        found = asking.book.ask(asking.questions(size), subject, passes)
+        known.answers = [*known.answers, *found]
+        known.missing = None
+        if number == STOCK and size is Size.SCREEN:
+            asking.learn(known.answers)
+            for (_, its_size), other in self._known.items():
+                if its_size is not Size.SCREEN:
+                    other.answers, other.missing = [], None
+        return found
 
 
 def _cannot_ask(number: int, size: Size, failure: Failure) -> str:

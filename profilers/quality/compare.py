@@ -6,16 +6,16 @@ baseline is asked once and compared with many candidates; `compare` is pure.
 
 from __future__ import annotations
 
-import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 
 from pydantic import Field
 
 from kvtune.errors import BadInput
-from kvtune.profilers.quality import gate, paired
+from kvtune.profilers.quality import gate
 from kvtune.profilers.quality.canary import broken_output
 from kvtune.profilers.quality.figures import Row
 from kvtune.profilers.quality.limits import ANY, BROKEN_OUTPUT, Limit
@@ -30,10 +30,10 @@ BATCH_ITEMS = 256
 MOST_FAILED = 0.1
 """Share of a suite's items that may fail before its figures say nothing."""
 
-SPARE = 1.3
-"""More items than an unchanged sample would need, because a few items always change."""
-
-MOST_PER_CATEGORY = 400
+_REFUSAL = re.compile(r"HTTP 4(?:00|04|22)\b|no chat template")
+"""How it sounds when chats are not taken at all: by vLLM and by the reference engine where a model
+has no chat template, and by servers without that address. Who is busy or gone says something else.
+"""
 
 
 class AskedSuite(Stored):
@@ -42,6 +42,22 @@ class AskedSuite(Stored):
     name: str
     items: tuple[Item, ...]
     answers: tuple[Answer, ...]
+
+    @property
+    def refusal(self) -> str | None:
+        """Why chats were refused, where all of them were; `None` else."""
+        pairs = zip(self.items, self.answers, strict=True)
+        errors = [answer.error or "" for item, answer in pairs if item.messages is not None]
+        return errors[0] if errors and all(map(_REFUSAL.search, errors)) else None
+
+    @property
+    def errors(self) -> int:
+        """How many items have no answer; not those chats that were all refused."""
+        refused = self.refusal is not None
+        return sum(
+            answer.error is not None and not (refused and item.messages is not None)
+            for item, answer in zip(self.items, self.answers, strict=True)
+        )
 
 
 class Asked(Stored):
@@ -61,39 +77,8 @@ class Asked(Stored):
 
     @property
     def errors(self) -> int:
-        """How many items have no answer."""
-        return sum(answer.error is not None for suite in self.suites for answer in suite.answers)
-
-
-def items_for(limit: Limit) -> int | None:
-    """How many items support a limit where hardly any changes, with some to spare.
-
-    `None` where nothing but the answers can tell: of levels and of unbounded metrics.
-    """
-    metric = limit.metric
-    if metric.kind != "difference" or metric.bounds is None:
-        return None
-    needed = paired.items_needed(limit.value / (metric.bounds[1] - metric.bounds[0]))
-    return math.ceil(SPARE * (paired.MOST_ITEMS if needed is None else needed))
-
-
-def plan_for(
-    limits: Sequence[Limit], plan: SuitePlan, *, most_per_category: int = MOST_PER_CATEGORY
-) -> SuitePlan:
-    """The plan with as many items a category as the tightest limit on a change needs.
-
-    Limits on all categories together, on levels and on unbounded metrics leave the number to the
-    size, and a number that the plan already names stays.
-    """
-    needed = [
-        count
-        for limit in limits
-        if not limit.pooled and limit.suite != ANY
-        if (count := items_for(limit)) is not None
-    ]
-    if plan.per_category is not None or not needed:
-        return plan
-    return replace(plan, per_category=min(most_per_category, max(needed)))
+        """How many items have no answer that could be had."""
+        return sum(suite.errors for suite in self.suites)
 
 
 async def ask_suites(
@@ -148,7 +133,9 @@ def compare(
 
     `again` is the baseline's second run, for the noise floor. A suite that lost more than
     `MOST_FAILED` of its items is unclear; where fewer failed, those that only the candidate did not
-    answer count as broken outputs, so that what it cannot do is not left out of its account.
+    answer count as broken outputs, so that what it cannot do is not left out of its account. Chats
+    are left out with a warning where the baseline refuses all of a suite's: there is nothing to
+    lose.
 
     Raises:
         BadInput: the answers are to different items, or of a suite that is not known.
@@ -168,7 +155,7 @@ def compare(
         skipped=found.skipped,
         samples=found.samples.told(),
         points=found.points,
-        warnings=(*found.samples.untold(), *told),
+        warnings=(*found.refused(), *found.samples.untold(), *told),
     ).model_copy(
         update={
             "baseline": theirs.by,
@@ -191,6 +178,7 @@ class _Found:
     spoiled: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     samples: NegativeSamples = field(default_factory=NegativeSamples)
+    _refused: dict[str, list[str]] = field(default_factory=dict)
 
     def add(
         self, suite: Suite, ours: AskedSuite, theirs: AskedSuite, again: AskedSuite | None
@@ -200,16 +188,25 @@ class _Found:
         An item that only the baseline answered is a broken output; those that either did not
         answer are left out of the suite's own figures.
         """
-        pairs = list(zip(ours.answers, theirs.answers, strict=True))
-        failed = [error for mine, base in pairs if (error := mine.error or base.error) is not None]
-        is_spoiled = len(failed) > MOST_FAILED * len(ours.items)
+        refusal = theirs.refusal
+        asked = [
+            (index, item, ours.answers[index], theirs.answers[index])
+            for index, item in enumerate(ours.items)
+            if refusal is None or item.messages is None
+        ]
+        if refusal is not None:
+            self._note_refused(suite.name, ours.items, refusal)
+            if not asked:
+                return
+        failed = [error for *_, mine, base in asked if (error := mine.error or base.error)]
+        is_spoiled = len(failed) > MOST_FAILED * len(asked)
         if not ours.items:
             self.skipped[suite.name] = "it has no items for this plan"
         elif is_spoiled:
-            whole = len(failed) == len(ours.items)
-            reason = f"{len(failed)} of {len(ours.items)} items failed: {failed[0]}"
+            whole = len(failed) == len(asked)
+            reason = f"{len(failed)} of {len(asked)} items failed: {failed[0]}"
             (self.skipped if whole else self.spoiled)[suite.name] = reason
-        for index, (item, (mine, base)) in enumerate(zip(ours.items, pairs, strict=True)):
+        for index, item, mine, base in asked:
             second = None if again is None else again.answers[index]
             usable = second if second is not None and second.error is None else None
             if base.error is not None or (mine.error is not None and is_spoiled):
@@ -222,6 +219,19 @@ class _Found:
         judged = {row.suite for row in self.rows} | self.skipped.keys()
         if suite.name not in judged:
             self.skipped[suite.name] = "none of its answers can be compared"
+
+    def refused(self) -> list[str]:
+        """What was left out because the baseline takes no chats."""
+        return [
+            f"left out, because the baseline refuses chats: {', '.join(names)} ({reason})"
+            for reason, names in self._refused.items()
+        ]
+
+    def _note_refused(self, suite: str, items: Sequence[Item], reason: str) -> None:
+        chats = dict.fromkeys(item.category for item in items if item.messages is not None)
+        is_whole = all(item.messages is not None for item in items)
+        names = [suite] if is_whole else [f"{suite}/{category}" for category in chats]
+        self._refused.setdefault(reason, []).extend(names)
 
 
 def _other_versions(ours: Asked, theirs: Asked) -> list[str]:

@@ -105,6 +105,7 @@ class Evidence(ABC):
         self.baseline = fmean(row.theirs for row in rows)
         self.gains = [row.gain for row in rows]
         self._about = [row.about or row.item for row in rows]
+        self._spread = 0.0 if self.metric.bounds is not None else self.metric.scale
         self.floor_gains = [gain for row in rows if (gain := row.floor_gain) is not None]
         self.broken = sum(row.broke for row in rows)
         self.mended = sum(row.mended for row in rows)
@@ -137,10 +138,11 @@ class Evidence(ABC):
             texts.setdefault(about, []).append(gain)
         if len(texts) == self.items:
             return found
-        return paired.widened(found, paired.mean_bounds([fmean(own) for own in texts.values()]))
+        means = [fmean(own) for own in texts.values()]
+        return paired.widened(found, paired.mean_bounds(means, spread=self._spread))
 
     def _estimate(self, gains: Sequence[float]) -> Estimate:
-        return paired.change_interval(gains, bounded=self._is_bounded)
+        return paired.change_interval(gains, bounded=self._is_bounded, spread=self._spread)
 
     def _interval(self, found: Estimate, gains: Sequence[float]) -> Interval:
         unit = _range(self.metric) * (1 if self.metric.better == "higher" else -1)
@@ -162,7 +164,7 @@ class Difference(Evidence):
     def __init__(self, rows: Sequence[Row], limit: float) -> None:
         super().__init__(rows, limit)
         self._margin = limit / _range(self.metric)
-        self._bounded = self.metric.bounds is not None
+        self._bounded = self._is_bounded
         self.something_to_lose = not self._bounded or self._headroom() >= LEAST_HEADROOM
         self.worse = self._worse(self.gains)
         # What the two runs lost beside each other: a change that both show is the baseline's own.
@@ -172,7 +174,10 @@ class Difference(Evidence):
     def _worse(self, gains: Sequence[float]) -> float:
         widest = max(1.0, *map(abs, gains)) if self._bounded else 1.0
         return paired.worse_probability(
-            [gain / widest for gain in gains], self._margin / widest, bounded=self._bounded
+            [gain / widest for gain in gains],
+            self._margin / widest,
+            bounded=self._bounded,
+            spread=self._spread,
         )
 
     def rule(self, adjusted: float, together: int) -> Ruling:
@@ -199,7 +204,9 @@ class Difference(Evidence):
                 "unclear",
                 f"{happened}, but beside the baseline's second run this may be noise",
             )
-        needed = paired.items_needed_like(self.gains, self._margin, bounded=self._bounded)
+        needed = paired.items_needed_like(
+            self.gains, self._margin, bounded=self._bounded, spread=self._spread
+        )
         if self.worse <= SIGNIFICANT:
             return Ruling(
                 "unclear",
@@ -241,7 +248,9 @@ class Level(Evidence):
         self._sign = 1 if self.metric.better == "lower" else -1
         self._values = [self._sign * row.ours for row in rows]
         self._floor = [self._sign * row.again[0] for row in rows if row.again is not None]
-        self.worse = paired.above_probability(self._values, self._sign * limit)
+        self.worse = paired.above_probability(
+            self._values, self._sign * limit, spread=self.metric.scale
+        )
 
     def rule(self, adjusted: float, together: int) -> Ruling:
         """Judge the mean; see the module's text."""
@@ -274,11 +283,13 @@ class Level(Evidence):
                 f"{seen}, {allowed}: probably beyond, but not surely so when {together} figures "
                 "are looked at",
             )
-        spread, distance = pvariance(self._values), bound - mean
+        squares, distance = pvariance(self._values), bound - mean
         needed = (
-            paired.bounded_items_needed(spread, distance)
+            paired.bounded_items_needed(squares, distance)
             if self._is_bounded
-            else paired.mean_items_needed(spread, distance, more_than=self.items)
+            else paired.mean_items_needed(
+                squares, distance, more_than=self.items, spread=self._spread
+            )
         )
         more = "more would hardly support the limit" if needed is None else f"{needed} needed"
         return Ruling(
@@ -311,9 +322,7 @@ def evidence(rows: Sequence[Row], limit: float) -> Evidence:
 
 
 def _range(metric: QualityMetric) -> float:
-    if metric.bounds is None or metric.kind == "level":
-        return 1.0
-    return metric.bounds[1] - metric.bounds[0]
+    return 1.0 if metric.bounds is None or metric.kind == "level" else metric.scale
 
 
 def _gain(metric: QualityMetric, ours: float, theirs: float) -> float:

@@ -6,12 +6,15 @@ one figure that fails, so the p-values of all that can make a report fail are co
 corrected among themselves, so that they cost the others no power. By default each category counts
 with its suite's headline metric, those that decide and its levels; given limits, what they name
 counts and nothing else, besides broken outputs, which alone are no pass. A category in which the
-baseline has nothing to lose counts only when a limit names it, and never fails. All items of a
-suite together (category "") count when a limit names them ("mean-..."), and when they fail: a mean
-that lost more than the limit proves that some category did. Where categories ask about the same
-texts, their interval is also that of the texts' means, so a text whose items all broke passes for
-one observation, not for many. A failure is taken item by item: it has to exceed the limit and the
-second run's losses too.
+baseline has nothing to lose never fails, and counts only when a limit names it; else it is left out
+with a warning, unless no category is left. All items of a suite together (category "") count when a
+limit names them ("mean-..."), and when they fail: a mean that lost more than the limit proves that
+some category did. Where categories ask about the same texts, the interval of all items together is
+also that of the texts' means, so for a pass a text whose items all broke is one observation, not
+many. P-values take each item for one of its own, also where items share a text, because the few
+texts of a screen could prove no failure: of all items together they are too sure if items break
+text by text, of a category, which has one item of a text, they are not. The second run stands
+against that: a failure has to exceed its losses too.
 """
 
 from __future__ import annotations
@@ -39,13 +42,19 @@ class _Counts(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """The rows behind one figure."""
+    """The rows behind one figure; `wanted`: it would count if there was something to lose."""
 
     suite: str
     category: str
     evidence: Evidence
     counts: _Counts
+    wanted: bool
     spoiled: str | None
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether it does not count because the baseline has nothing to lose."""
+        return self.wanted and self.counts is _Counts.NEVER and bool(self.category)
 
     @property
     def can_fail(self) -> bool:
@@ -62,10 +71,17 @@ def judge(
 
     `spoiled` says of suites that cannot be judged why; all their figures are unclear.
     """
-    cases = [
-        _case(group, suite, category, limits, (spoiled or {}).get(suite))
+    return _judged(_cases(rows, limits, spoiled or {}))
+
+
+def _cases(rows: Iterable[Row], limits: Sequence[Limit], spoiled: Mapping[str, str]) -> list[_Case]:
+    return [
+        _case(group, suite, category, limits, spoiled.get(suite))
         for (suite, _, category), group in _grouped(rows).items()
     ]
+
+
+def _judged(cases: Sequence[_Case]) -> tuple[QualityFigure, ...]:
     rulings: dict[int, Ruling] = {}
     for informs in (False, True):
         family = [
@@ -94,15 +110,26 @@ def report(
     """The figures with the outcome of those that count; see the module's text.
 
     A suite that counts and was skipped leaves the outcome unclear, and so does a limit that nothing
-    answers.
+    answers, or only what the baseline has nothing to lose in.
     """
-    figures = judge(rows, limits, spoiled)
+    cases = _cases(rows, limits, spoiled or {})
+    figures = _judged(cases)
     outcomes: list[Outcome] = [figure.outcome for figure in figures if figure.decides]
     warnings = [*warnings]
     for limit in limits:
-        if not any(_answers(figure, limit) for figure in figures):
+        answers = [figure for figure in figures if _answers(figure, limit)]
+        if not any(figure.decides for figure in answers):
             outcomes.append("unclear")
-            warnings.append(f"nothing was asked that {limit_text(limit)!r} could be judged by")
+            warnings.append(
+                f"the baseline has nothing to lose in anything that {limit_text(limit)!r} is about"
+                if answers
+                else f"nothing was asked that {limit_text(limit)!r} could be judged by"
+            )
+    if left_out := [case for case in cases if case.is_left_out]:
+        names = (f"{case.suite}/{case.category} {case.evidence.metric.name}" for case in left_out)
+        warnings.append(
+            f"left out, because the baseline itself has nothing to lose there: {', '.join(names)}"
+        )
     judges_answers = any(figure.decides and figure.suite != ANY for figure in figures)
     missing = any(suite_counts(suite, limits) for suite in skipped or ())
     if missing or not (judges_answers or limits):
@@ -138,14 +165,15 @@ def _case(
     limit = find_limit(limits, suite, metric.name, category, pooled=pooled)
     value = metric.limit if limit is None else limit.value
     found = evidence(rows, value)
-    named = limit is not None if limits else rows[0].decides
-    if (not named and suite != ANY) or not (limits or found.something_to_lose):
+    wanted = suite == ANY or (limit is not None if limits else rows[0].decides)
+    by_name = limit is not None and (limit.is_of(category) or (pooled and limit.pooled))
+    if not wanted or not (by_name or found.something_to_lose):
         counts = _Counts.NEVER
     elif pooled and not (limit and limit.pooled):
         counts = _Counts.WHEN_IT_FAILS
     else:
         counts = _Counts.ALWAYS
-    return _Case(suite, category, found, counts, spoiled)
+    return _Case(suite, category, found, counts, wanted, spoiled)
 
 
 def _unjudged(case: _Case) -> Ruling:

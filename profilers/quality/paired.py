@@ -10,9 +10,11 @@ Which interval is used for what:
 - Gains that are all -1, 0 or 1 (right or wrong): Tango's score interval for a paired difference.
 - Other bounded gains: Student's t, each bound with one imaginary item added that went fully that
   way. So it has a width without any change too, where it is -(1 + t) / (n + 1): Tango's, nearly.
-- Unbounded gains, and levels without bounds: the wider of Student's t and the percentile
-  bootstrap, from `LEAST_ITEMS` on. Identical values do give zero width there, as there is no scale
-  to widen by.
+- Unbounded gains, and levels without bounds: the widest of Student's t, the percentile bootstrap,
+  and Student's t with one imaginary item added that lies a `spread` off the mean, from
+  `LEAST_ITEMS` on. The spread is how far a changed item of the metric usually lies from the others
+  (`QualityMetric.scale`). So a few equal values prove no more here than elsewhere: n of them leave
+  (1 + t) / (n + 1) of a spread open, 63% for 4 and 13% for 20.
 """
 
 from __future__ import annotations
@@ -41,18 +43,24 @@ MOST_ITEMS = 1_000_000
 
 
 def change_interval(
-    gains: Sequence[float], *, bounded: bool, confidence: float = CONFIDENCE
+    gains: Sequence[float],
+    *,
+    bounded: bool,
+    spread: float = 0.0,
+    confidence: float = CONFIDENCE,
 ) -> Estimate:
     """The mean gain with the interval that fits the values; see the module's text for the rule.
+
+    `spread` is for gains that are not bounded.
 
     Raises:
         ValueError: `gains` is empty.
     """
     if not bounded:
-        return mean_bounds(gains, confidence)
+        return mean_bounds(gains, confidence, spread=spread)
     if _all_or_nothing(gains):
         return tango_interval(_count(gains, -1), _count(gains, 1), len(gains), confidence)
-    mean, low, high = fmean(gains), *_student_bounds(gains, confidence)
+    mean, low, high = fmean(gains), *_student_bounds(gains, confidence, (-1.0, 1.0))
     return Estimate(mean, max(-1.0, low), min(1.0, high))
 
 
@@ -77,8 +85,12 @@ def tango_interval(
     return Estimate(estimate, low, _tango_bound(mended, broken, items, z))
 
 
-def mean_bounds(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+def mean_bounds(
+    values: Sequence[float], confidence: float = CONFIDENCE, *, spread: float = 0.0
+) -> Estimate:
     """The mean of values of any size; no bounds below `LEAST_ITEMS`.
+
+    The bounds are at least as far off as with one more value that lies `spread` off.
 
     Raises:
         ValueError: `values` is empty.
@@ -95,6 +107,9 @@ def mean_bounds(values: Sequence[float], confidence: float = CONFIDENCE) -> Esti
     below, above = numpy.quantile(numpy.asarray(values)[picks].mean(axis=1), (tail, 1 - tail))
     assert low is not None
     assert high is not None
+    if spread:
+        lowest, highest = _student_bounds(values, confidence, (mean - spread, mean + spread))
+        low, high = min(low, lowest), max(high, highest)
     return Estimate(mean, min(low, float(below)), max(high, float(above)))
 
 
@@ -111,30 +126,35 @@ def widened(found: Estimate, by_text: Estimate) -> Estimate:
     return Estimate(mean, min(low, mean + text_low - around), max(high, mean + text_high - around))
 
 
-def worse_probability(gains: Sequence[float], limit: float, *, bounded: bool) -> float:
+def worse_probability(
+    gains: Sequence[float], limit: float, *, bounded: bool, spread: float = 0.0
+) -> float:
     """The p-value of "the mean gain is at least -limit": small when it is surely worse than that.
 
     Right-or-wrong gains: the exact probability of as many more broken than mended items, the
     nuisance share at its likeliest value under the limit. The normal approximation of the score
     is too sure in the far tail, where a correction for many figures looks. Other bounded gains:
-    Student's t with an imaginary item that was fully mended. Unbounded: Student's t. No evidence
-    (1.0) below `LEAST_ITEMS` values, the imaginary one included.
+    Student's t with an imaginary item that was fully mended. Unbounded: Student's t, or that with
+    an imaginary item a `spread` above the mean, whichever is less sure. No evidence (1.0) below
+    `LEAST_ITEMS` values, the imaginary one included where gains are bounded.
 
     Raises:
         ValueError: `gains` is empty.
     """
     if bounded and _all_or_nothing(gains):
         return _tail(_count(gains, -1), _count(gains, 1), len(gains), limit)
-    return _student([*gains, 1.0] if bounded else gains, -limit)
+    return _student([*gains, 1.0], -limit) if bounded else _doubted(gains, -limit, spread)
 
 
-def above_probability(values: Sequence[float], limit: float) -> float:
-    """The p-value of "the mean is at most limit" by Student's t; small when it is surely above.
+def above_probability(values: Sequence[float], limit: float, *, spread: float = 0.0) -> float:
+    """The p-value of "the mean is at most limit"; small when it is surely above.
+
+    By Student's t, as of unbounded gains in `worse_probability`.
 
     Raises:
         ValueError: `values` is empty.
     """
-    return _student([-value for value in values], -limit)
+    return _doubted([-value for value in values], -limit, spread)
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:
@@ -153,22 +173,34 @@ def holm(probabilities: Sequence[float]) -> list[float]:
 
 
 def items_needed(
-    limit: float, discordance: float = 0.0, confidence: float = CONFIDENCE
+    limit: float,
+    discordance: float = 0.0,
+    confidence: float = CONFIDENCE,
+    *,
+    power: float = 0.5,
 ) -> int | None:
     """How many right-or-wrong items could support a limit when in truth nothing got worse.
 
-    `discordance` is the share of items that change, as many for the better as for the worse.
-    `None` for a limit that no number supports.
+    `discordance` is the share of items that change, for the better as often as for the worse.
+    `power` is the chance that so many do support the limit, by the normal approximation with a
+    correction for continuity; without, it is a sample in which as many were mended as broke. `None`
+    for a limit that no number supports.
     """
-    z = _quantile(confidence)
-    return _fewest(
-        lambda items: (
-            _tango_bound(items * discordance / 2, items * discordance / 2, items, z) <= limit
-        )
-    )
+    z, unlucky = _quantile(confidence), NormalDist().inv_cdf(power)
+    continuity = 0.5 if unlucky and discordance else 0.0
+
+    def enough(items: int) -> bool:
+        lost = min(1.0, (unlucky * math.sqrt(items * discordance) + continuity) / items)
+        changed = max(discordance, lost)
+        broken, mended = items * (changed + lost) / 2, items * (changed - lost) / 2
+        return _tango_bound(broken, mended, items, z) <= limit
+
+    return _fewest(enough)
 
 
-def items_needed_like(gains: Sequence[float], limit: float, *, bounded: bool) -> int | None:
+def items_needed_like(
+    gains: Sequence[float], limit: float, *, bounded: bool, spread: float = 0.0
+) -> int | None:
     """How many items that vary as these do could support a limit; `None` if no number would.
 
     Assumes that in truth nothing got worse, as `items_needed`. When these items are already as
@@ -178,35 +210,60 @@ def items_needed_like(gains: Sequence[float], limit: float, *, bounded: bool) ->
         ValueError: `gains` is empty.
     """
     mean = fmean(gains)
-    spread = fmean((gain - mean) ** 2 for gain in gains)
+    squares = fmean((gain - mean) ** 2 for gain in gains)
     if bounded and _all_or_nothing(gains):
         needed = items_needed(limit, (_count(gains, -1) + _count(gains, 1)) / len(gains))
     elif bounded:
-        needed = bounded_items_needed(spread, limit)
+        needed = bounded_items_needed(squares, limit)
     else:
-        needed = mean_items_needed(spread, limit)
+        needed = mean_items_needed(squares, limit, spread=spread)
     if needed is None or needed > len(gains):
         return needed
-    return mean_items_needed(spread, limit + mean, more_than=len(gains))
+    return mean_items_needed(squares, limit + mean, more_than=len(gains), spread=spread)
 
 
-def bounded_items_needed(spread: float, distance: float) -> int | None:
-    """How many bounded gains of that variance tell their mean from one `distance` below it."""
-    return _fewest(lambda items: _lost_at_most(spread, items) <= distance)
+def bounded_items_needed(squares: float, distance: float, *, power: float = 0.5) -> int | None:
+    """How many bounded gains of that variance tell their mean from one `distance` below it.
+
+    `power` as in `items_needed`.
+    """
+    unlucky = NormalDist().inv_cdf(power)
+    return _fewest(
+        lambda items: (
+            _lost_at_most(squares, items) + unlucky * math.sqrt(squares / items) <= distance
+        )
+    )
 
 
-def mean_items_needed(spread: float, distance: float, *, more_than: int = 0) -> int | None:
-    """How many values of that variance tell a mean from one that is `distance` away."""
+def mean_items_needed(
+    squares: float,
+    distance: float,
+    *,
+    more_than: int = 0,
+    spread: float = 0.0,
+    power: float = 0.5,
+) -> int | None:
+    """How many values of that variance tell a mean from one that is `distance` away.
+
+    `spread` as in `mean_bounds`, `power` as in `items_needed`.
+    """
     if distance <= 0:
         return None
-    needed = math.ceil(spread * (_quantile(CONFIDENCE) / distance) ** 2)
-    return None if needed > MOST_ITEMS else max(needed, LEAST_ITEMS, more_than + 1)
+    z, unlucky = _quantile(CONFIDENCE), NormalDist().inv_cdf(power)
+
+    def enough(items: int) -> bool:
+        error = math.sqrt(squares / items)
+        lost = max(z * error, _lost_at_most(squares, items, spread) if spread else 0.0)
+        return unlucky * error + lost <= distance
+
+    needed = _fewest(enough)
+    return None if needed is None else max(needed, LEAST_ITEMS, more_than + 1)
 
 
 def method(gains: Sequence[float], *, bounded: bool) -> str:
     """The name of what `change_interval` uses for these gains."""
     if not bounded:
-        return "t or bootstrap, the wider"
+        return "t, bootstrap or an imaginary item, the widest"
     return "Tango" if _all_or_nothing(gains) else "t with an imaginary item"
 
 
@@ -271,19 +328,33 @@ def _binomial(count: int, items: int, share: float) -> float:
     )
 
 
-def _student_bounds(gains: Sequence[float], confidence: float) -> tuple[float, float]:
-    low = mean_interval([*gains, -1.0], confidence).low
-    high = mean_interval([*gains, 1.0], confidence).high
+def _student_bounds(
+    gains: Sequence[float], confidence: float, imagined: tuple[float, float]
+) -> tuple[float, float]:
+    """The lower bound with the first imagined item added, and the upper one with the second."""
+    low = mean_interval([*gains, imagined[0]], confidence).low
+    high = mean_interval([*gains, imagined[1]], confidence).high
     assert low is not None
     assert high is not None
     return low, high
 
 
-def _lost_at_most(spread: float, items: int) -> float:
-    """The lower bound of `_student_bounds`, negated, for gains of mean 0 and that variance."""
-    squares = items * spread + items / (items + 1)
-    error = math.sqrt(squares / items / (items + 1))
-    return 1 / (items + 1) + t_quantile(0.5 + CONFIDENCE / 2, items) * error
+def _lost_at_most(squares: float, items: int, spread: float = 1.0) -> float:
+    """The lower bound of `_student_bounds`, negated, for gains of mean 0 and that variance.
+
+    The imaginary item is at minus `spread`.
+    """
+    whole = items * squares + spread * spread * items / (items + 1)
+    error = math.sqrt(whole / items / (items + 1))
+    return spread / (items + 1) + t_quantile(0.5 + CONFIDENCE / 2, items) * error
+
+
+def _doubted(values: Sequence[float], threshold: float, spread: float) -> float:
+    """`_student`, or if that is less sure, with one more value that lies `spread` above."""
+    found = _student(values, threshold)
+    if not spread or found == 1.0:
+        return found
+    return max(found, _student([*values, fmean(values) + spread], threshold))
 
 
 def _student(values: Sequence[float], threshold: float) -> float:

@@ -17,6 +17,7 @@ from contracts.questions import (
 
 from kvtune.autotune.handover import serving_config
 from kvtune.autotune.limits import Budget, QualityRules
+from kvtune.autotune.quality.answers import CONCURRENCY
 from kvtune.autotune.quality.words import NOT_ASKED
 from kvtune.errors import BadGoal
 from kvtune.profilers.quality.suite import Size
@@ -61,14 +62,14 @@ def test_everybody_is_asked_at_the_servers_that_are_measured(search, questioned)
     ]
     screen, standard = SCREEN_ITEMS, STANDARD_ITEMS
     assert asked == [
-        (False, screen, 0, 16),
+        (False, screen, 0, CONCURRENCY),
         (False, screen, 1, 6),
-        (True, screen, 0, 16),
-        (True, screen, 0, 16),
-        (False, standard, 0, 16),
+        (True, screen, 0, CONCURRENCY),
+        (True, screen, 0, CONCURRENCY),
+        (False, standard, 0, CONCURRENCY),
+        (True, standard, 0, CONCURRENCY),
         (False, standard, 1, 6),
-        (True, standard, 0, 16),
-    ], "the defaults twice at each size, two trials, one finalist in one round"
+    ], "the defaults twice at each size, two trials, one finalist; a restart before the last time"
 
 
 def test_the_defaults_are_asked_only_once_something_may_change_answers(search, questioned):
@@ -311,7 +312,10 @@ def test_an_interrupt_of_a_finalist_costs_the_suite_under_way(search, questioned
     questioned.meanwhile = lambda server: None
     before = len(questioned.asked)
     assert search(explore_lossy=True).run().outcome is Outcome.WINNER
-    assert [one.keys[0].partition("-")[0] for one in questioned.asked[before:]] == ["more"]
+    first, *again = questioned.asked[before:]
+    assert first.keys[0].startswith("more-")
+    assert is_harmful(first.arguments)
+    assert [(is_harmful(one.arguments), one.seed) for one in again] == [(False, 1)] * 2
 
 
 # --- servers that do not live through it ------------------------------------------------------

@@ -54,6 +54,11 @@ server 0.91 to 0.97 of tokens agree, with that broken format 0.01 to 0.06."""
 LOG_PERPLEXITY_LIMIT_NATS = 0.05
 """A perplexity that is a twentieth higher."""
 
+SPREADS = {"kl": 0.002, "top1": 0.015, "log-perplexity": 0.01}
+"""How far a part of a text lies from others: the standard deviation over parts of what fp8 did
+there (0.0015 to 0.0024, 0.01 to 0.02, 0.006 to 0.011). A part is a mean over hundreds of tokens, so
+four texts that all show next to nothing are evidence: they leave two thirds of a spread open."""
+
 
 class Fidelity(Suite):
     """Divergence from the baseline's next-token distributions, by place in the context."""
@@ -61,10 +66,20 @@ class Fidelity(Suite):
     name: ClassVar[str] = "fidelity"
     says: ClassVar[str] = "the model no longer thinks the same of given texts"
     metrics: ClassVar[tuple[QualityMetric, ...]] = (
-        QualityMetric("kl", "nats", "lower", "level", KL_LIMIT_NATS, bounds=None),
-        QualityMetric("top1", "share", "higher", "level", TOP1_LIMIT, bounds=None),
         QualityMetric(
-            "log-perplexity", "nats", "lower", "difference", LOG_PERPLEXITY_LIMIT_NATS, bounds=None
+            "kl", "nats", "lower", "level", KL_LIMIT_NATS, bounds=None, spread=SPREADS["kl"]
+        ),
+        QualityMetric(
+            "top1", "share", "higher", "level", TOP1_LIMIT, bounds=None, spread=SPREADS["top1"]
+        ),
+        QualityMetric(
+            "log-perplexity",
+            "nats",
+            "lower",
+            "difference",
+            LOG_PERPLEXITY_LIMIT_NATS,
+            bounds=None,
+            spread=SPREADS["log-perplexity"],
         ),
     )
 

@@ -30,6 +30,17 @@ def test_a_screen_that_cannot_tell_is_unclear(kvtune):
     assert "needed" in done.out
 
 
+def test_beyond_a_screen_limits_are_asked_what_proves_them_and_the_time_is_told_first(kvtune):
+    words = ("quality", "--engine", "simulated", "--model", "org/tiny", *SHORT, "--suite", "needle")
+    wide = ("--limit", "needle/single >= -20pt", "--limit", "broken-output <= 10pt")
+    told = " ".join(kvtune(*words, *wide).err.split())
+    assert "144 items are asked of the candidate, and twice of the baseline: some 4 min" in told
+    assert told.index("144 items") < told.index("Starting")
+    narrow = ("--limit", "needle/single >= -1pt", "--items", "3")
+    told = " ".join(kvtune(*words, *narrow, code=4).err.split())
+    assert "18 items are asked of the candidate" in told
+
+
 def test_a_baseline_is_asked_once_and_again_only_when_asked_to(kvtune):
     first = kvtune(*SIMULATED, *NEEDLE)
     known = kvtune(*SIMULATED, *NEEDLE)
@@ -108,3 +119,8 @@ def test_what_is_missing_or_unknown_is_bad_input(kvtune, words):
 
 def test_help_tells_the_exit_codes(kvtune):
     assert "4 unclear" in " ".join(kvtune("quality", "--help").out.split())
+
+
+def test_help_tells_what_a_size_can_prove(kvtune):
+    told = " ".join(kvtune("quality", "--help").out.replace("│", " ").split())
+    assert "they can prove that not 8 to 18 points were lost" in told

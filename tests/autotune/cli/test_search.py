@@ -131,6 +131,7 @@ BAD = {
         "two limits for the same",
     ),
     "a quality size that is none": (["--quality-size", "huge"], "there is no size 'huge'"),
+    "own questions that are not there": (["--quality-data", "nowhere.jsonl"], "nowhere.jsonl"),
     "limits that nothing is held against": (
         ["--quality", "needle >= -1pt", "--no-quality"],
         "--no-quality asks nothing that --quality could be held against",

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from kvtune.autotune.quality.answers import Questions
+from kvtune.autotune.quality.answers import CONCURRENCY, Questions
 from kvtune.autotune.quality.run import QualityRun
 from kvtune.autotune.quality.subjects import Opened, Subject
 from kvtune.autotune.reporting import Quiet
@@ -63,8 +63,8 @@ def run(store, *suites, plan=None, **options):
 def test_the_baseline_is_asked_twice_with_other_seed_and_concurrency(store):
     base, ours = Told("base"), Told("ours")
     report = run(store).compare("m", base, ours)
-    assert [(seed, at_once) for _, seed, at_once in base.asked] == [(3, 16), (4, 6)]
-    assert [(seed, at_once) for _, seed, at_once in ours.asked] == [(3, 16)]
+    assert [(seed, at_once) for _, seed, at_once in base.asked] == [(3, CONCURRENCY), (4, 6)]
+    assert [(seed, at_once) for _, seed, at_once in ours.asked] == [(3, CONCURRENCY)]
     assert base.opened == 1
     assert report.outcome == "pass"
     assert report.figures[0].floor is not None
@@ -77,7 +77,11 @@ def test_the_baseline_is_asked_twice_with_other_seed_and_concurrency(store):
 def test_a_baseline_beside_itself_is_asked_a_third_time(store):
     base = Told("base")
     run(store).compare("m", base, base)
-    assert [(seed, at_once) for _, seed, at_once in base.asked] == [(3, 16), (4, 6), (3, 16)]
+    assert [(seed, at_once) for _, seed, at_once in base.asked] == [
+        (3, CONCURRENCY),
+        (4, 6),
+        (3, CONCURRENCY),
+    ]
     assert base.opened == 2
 
 
@@ -104,6 +108,18 @@ def test_a_candidate_that_lost_it_fails_with_both_answers(store):
     report = run(store).compare("m", Told("base"), Told("ours", lambda item: "something else"))
     assert report.outcome == "fail"
     assert report.samples[0].candidate == "something else"
+
+
+def test_what_was_too_few_for_its_limits_is_a_warning_where_nothing_was_proved(store):
+    asking = Questions((Echo(),), SuitePlan(), doubts=("150 are too few",))
+
+    def sometimes(item):
+        return "no" if item.prompt in ("w17", "w27", "w37", "w47") else item.prompt
+
+    for ours, is_told in ((Told("right"), False), (Told("ours", sometimes), True)):
+        report = QualityRun(asking, store, Quiet()).compare("m", Told("base"), ours)
+        assert (report.outcome == "unclear") is is_told
+        assert ("150 are too few" in report.warnings) is is_told
 
 
 def test_a_restart_comes_between_the_two_times(store):

@@ -1,16 +1,32 @@
 """What has to be asked so that limits can be proved, with the suites that are shipped."""
 
+import random
 from collections import Counter
 
 import pytest
 
 from kvtune.autotune.quality.answers import Questions
-from kvtune.autotune.quality.sizing import asked_suites, check_limits, proving
+from kvtune.autotune.quality.sizing import (
+    MOST_PER_CATEGORY,
+    POWER,
+    PRIOR_ITEMS,
+    TYPICAL_CHANGE,
+    asked_suites,
+    check_limits,
+    items_for,
+    noise_of,
+    own_suites,
+    proving,
+    questions_for,
+)
 from kvtune.errors import BadGoal
 from kvtune.profilers.quality import gate
+from kvtune.profilers.quality.compare import Asked, AskedSuite
 from kvtune.profilers.quality.figures import Row
 from kvtune.profilers.quality.limits import ANY, BROKEN_OUTPUT, parse_limits
-from kvtune.profilers.quality.suite import Size, SuitePlan
+from kvtune.profilers.quality.paired import tango_interval
+from kvtune.profilers.quality.suite import Answer, Size, SuitePlan
+from kvtune.profilers.quality.suites.multi_turn import MultiTurn
 
 README_LIMITS = ("needle >= -5pt", "kl <= 0.02", "worst-instruction >= -5pt")
 CONTEXT_TOKENS = 8192
@@ -52,8 +68,10 @@ def outcome(asked, loses=lambda number: False):
 # --- enough to prove it -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [Size.STANDARD, Size.FULL])
-@pytest.mark.parametrize("limits", [(), README_LIMITS])
+@pytest.mark.parametrize(
+    ("limits", "size"),
+    [((), Size.STANDARD), (README_LIMITS, Size.STANDARD), (README_LIMITS, Size.FULL)],
+)
 def test_equal_answers_pass_at_every_size_that_has_to_prove_something(size, limits):
     assert outcome(questions(*limits, size=size)) == "pass"
 
@@ -91,22 +109,161 @@ def test_no_category_has_fewer_items_than_its_size_would_give():
     assert asked.count == len(needle.items(by_size))
 
 
-def test_what_one_suite_needs_is_not_asked_of_another():
-    asked = questions("needle >= -1pt", "worst-instruction >= -5pt")
-    found = {
+def per_category(asked):
+    """How many items of each category of each suite are asked."""
+    return {
         suite.name: set(Counter(i.category for i in suite.items(asked.plan_of(suite))).values())
         for suite in asked.suites
     }
-    # 268 and 52 without a changed item, and three tenths more
-    assert found == {"instructions": {68}, "needle": {349}}
+
+
+def test_what_one_suite_needs_is_not_asked_of_another():
+    alone = per_category(questions("needle/single >= -2pt", "worst-instruction >= -10pt"))
+    assert max(alone["instructions"]) < min(alone["needle"])
+
+
+@pytest.mark.parametrize("size", [Size.STANDARD, Size.FULL])
+def test_a_right_candidate_mostly_passes_all_limits(size):
+    asked = questions("worst-instruction >= -5pt", size=size)
+    (items,) = per_category(asked)["instructions"]
+    categories = len({item.category for item in asked.suites[0].items(asked.plan)})
+    rng = random.Random(9)
+    change = TYPICAL_CHANGE[size]
+    passes: dict[tuple[int, int], bool] = {}
+
+    def all_pass():
+        for _ in range(categories):
+            changed = sum(rng.random() < change for _ in range(items))
+            broken = sum(rng.random() < 0.5 for _ in range(changed))
+            seen = (broken, changed - broken)
+            if seen not in passes:
+                passes[seen] = tango_interval(*seen, items).low >= -0.05
+            if not passes[seen]:
+                return False
+        return True
+
+    runs = 200
+    assert sum(all_pass() for _ in range(runs)) >= (POWER - 0.08) * runs
+
+
+def test_lengths_of_samples_are_asked_more_than_those_of_greedy_answers():
+    (greedy,) = per_category(questions("length-shift <= 0.2", "broken-output <= 20%"))[
+        "length-shift"
+    ]
+    (sampled,) = per_category(questions("sampled-length <= 0.2"))["length-shift"]
+    assert greedy < 30
+    assert 120 < sampled < MOST_PER_CATEGORY
+
+
+def test_more_figures_need_more_items_of_each():
+    (few,) = per_category(questions("needle/single >= -5pt"))["needle"]
+    (many,) = per_category(questions("needle >= -5pt", "worst-instruction >= -5pt"))["needle"]
+    assert 68 < few < many
+
+
+def test_what_more_than_the_most_would_be_needed_for_is_said():
+    assert questions("needle >= -5pt").doubts == ()
+    asked = questions("needle >= -1pt")
+    assert per_category(asked)["needle"] == {MOST_PER_CATEGORY}
+    (doubt,) = asked.doubts
+    assert doubt.startswith("'needle.recall >= -1pt' would take ")
+    assert doubt.endswith("and 400 are asked: it may stay unproved")
+
+
+def test_a_file_that_is_too_short_to_prove_its_limits_is_said(tmp_path):
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"prompt": "two and two?", "check": {"contains": "four"}}\n' * 30)
+    plan = SuitePlan(data=str(file))
+    for limit, is_doubtful in (("yours >= -5pt", True), ("yours >= -40pt", False)):
+        asked = proving(own_suites(plan.data), plan, parse_limits([limit]))
+        assert asked.count == 30
+        doubts = [each for each in asked.doubts if "and 30 are asked" in each]
+        assert bool(doubts) is is_doubtful
 
 
 @pytest.mark.parametrize(
-    ("limits", "about"),
-    [(README_LIMITS, 1300), ((), 2100), (("needle >= -1pt",), 2100)],
+    ("limits", "about"), [(README_LIMITS, 3100), ((), 5100), (("needle >= -1pt",), 2400)]
 )
 def test_what_the_readme_says_of_the_number_of_items_is_so(limits, about):
-    assert questions(*limits).count == pytest.approx(about, abs=50)
+    assert questions(*limits).count == pytest.approx(about, abs=100)
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"),
+    [("length-shift <= 0.2", 13, 30), ("needle >= -5pt", 68, 200), ("kl <= 0.02", None, None)],
+)
+def test_a_limit_says_how_many_items_it_takes(text, least, most):
+    (limit,) = parse_limits([text])
+    found = items_for(limit, TYPICAL_CHANGE[Size.STANDARD], 0.95)
+    assert found is None if least is None else least <= found <= most
+    if least is not None:
+        assert items_for(limit, 0.05, 0.95) > found
+
+
+# --- what the baseline changes by itself --------------------------------------------------------
+
+
+def asked_twice(changed, items=30):
+    """Two passes of a suite, the second of which answers the first `changed` items wrongly."""
+    suite = MultiTurn()
+    asked = suite.items(SuitePlan(per_category=30))[:items]
+    right = [Answer(texts=tuple(item.check["expected"])) for item in asked]
+    wrong = [Answer(texts=("no",) * len(item.check["expected"])) for item in asked]
+    passes = []
+    for answers in (right, [*wrong[:changed], *right[changed:]]):
+        whole = AskedSuite(name=suite.name, items=asked, answers=tuple(answers))
+        passes.append(Asked(suites=(whole,), plan=SuitePlan(), seed=0, concurrency=1, wall_s=1.0))
+    return noise_of((suite, *asked_suites()), *passes)
+
+
+def test_noise_is_what_changes_between_two_passes_with_much_doubt_of_few_items():
+    typical = TYPICAL_CHANGE[Size.STANDARD]
+    assert set(asked_twice(0)) == {"multi-turn"}
+    assert asked_twice(0)["multi-turn"] < typical
+    expected = (6 + typical * PRIOR_ITEMS) / (30 + PRIOR_ITEMS)
+    assert asked_twice(6)["multi-turn"] == pytest.approx(expected)
+
+
+def test_a_suite_that_the_baseline_changes_by_itself_is_asked_more():
+    plan = SuitePlan(max_tokens=CONTEXT_TOKENS)
+    limits = parse_limits(["multi-turn >= -5pt", "needle >= -5pt"])
+    quiet, noisy, little = (
+        per_category(proving(asked_suites(), plan, limits, noise))
+        for noise in ({}, {"multi-turn": 0.05}, {"multi-turn": 0.001})
+    )
+    assert max(noisy["multi-turn"]) > 1.5 * max(quiet["multi-turn"])
+    assert noisy["needle"] == quiet["needle"]
+    assert little == quiet, "typical is the least that is assumed"
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", list(Size))
+def test_whoever_gives_limits_is_asked_what_proves_them_beyond_a_screen(size):
+    limits, suites = parse_limits(["needle >= -10pt"]), asked_suites()
+    plan = SuitePlan(size, max_tokens=CONTEXT_TOKENS)
+    found = questions_for(suites, plan, limits, keep=False)
+    if size is Size.SCREEN:
+        assert found == Questions(suites, plan, limits)
+    else:
+        assert found == proving(suites, plan, limits)
+        assert [suite.name for suite in found.suites] == ["needle"]
+
+
+def test_suites_that_somebody_chose_are_asked_as_well():
+    plan, limits = SuitePlan(max_tokens=CONTEXT_TOKENS), parse_limits(["needle >= -10pt"])
+    chosen = [suite for suite in asked_suites() if suite.name in ("needle", "tools")]
+    found = questions_for(chosen, plan, limits, keep=True)
+    assert [suite.name for suite in found.suites] == ["needle", "tools"]
+    assert set(found.numbers) == {"needle"}
+
+
+@pytest.mark.parametrize(("limits", "number"), [(["needle >= -10pt"], 7), ([], None)])
+def test_a_number_that_somebody_names_stays_and_without_limits_it_is_the_sizes(limits, number):
+    plan, suites = SuitePlan(Size.FULL, per_category=number), asked_suites()
+    found = questions_for(suites, plan, parse_limits(limits), keep=False)
+    assert found == Questions(suites, plan, parse_limits(limits))
 
 
 # --- who is asked -----------------------------------------------------------------------------

@@ -4,13 +4,18 @@ from dataclasses import replace
 
 import pytest
 from contracts.landscape import workload
-from contracts.questions import RIGHT, SCREEN_ITEMS, STANDARD_ITEMS, Questioned, Words
+from contracts.questions import ITEMS, RIGHT, SCREEN_ITEMS, STANDARD_ITEMS, Questioned, Words
 from contracts.store_values import a_quality_report
 
 from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import QualityRules
-from kvtune.autotune.quality.sizing import asked_suites, read_limits
-from kvtune.autotune.quality.trials import ITEM_S
+from kvtune.autotune.quality.answers import CONCURRENCY
+from kvtune.autotune.quality.sizing import (
+    ITEM_S,
+    MOST_PER_CATEGORY,
+    asked_suites,
+    read_limits,
+)
 from kvtune.errors import BadGoal
 from kvtune.profilers.quality.limits import Limit
 from kvtune.profilers.quality.suite import Item, Size
@@ -205,6 +210,95 @@ def test_the_time_on_servers_of_its_own_is_counted(quality_of):
     assert quality.spent_s == 5.0
     quality.judge(entry(1))
     assert quality.spent_s == 5.0, "it was judged"
+
+
+# --- the user's own questions -------------------------------------------------------------------
+
+
+def test_own_questions_are_asked_as_well(quality_of, questioned, tmp_path):
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"prompt": "two and two?", "check": {"contains": "two"}}\n' * 3)
+    quality = quality_of(rules=QualityRules(data=str(file)))
+    quality.judge(entry(1))
+    keys = [key for one in questioned.asked for key in one.keys if key.startswith("line-")]
+    assert keys == ["line-1", "line-2", "line-3"] * 3
+    assert read_limits(["yours >= -1pt"], Size.STANDARD, workload(), data=str(file))
+
+
+def test_other_questions_are_other_rules_and_where_they_lie_does_not_matter(tmp_path):
+    files = [tmp_path / name for name in ("a.jsonl", "b.jsonl", "c.jsonl")]
+    for file, prompt in zip(files, ("one", "one", "two"), strict=True):
+        file.write_text(f'{{"prompt": "{prompt}"}}\n')
+    one, same, other = (QualityRules(data=str(file)).settings() for file in files)
+    assert one == same != other
+    assert set(QualityRules().settings()) == {"limits", "size"}
+
+
+# --- what finalists are asked -------------------------------------------------------------------
+
+
+class Growing(Words):
+    """Words that never end."""
+
+    def items(self, plan):
+        numbers = range(plan.per_category or ITEMS[plan.size])
+        return tuple(Item(f"{self.name}-{n}", "one", prompt=f"word {n}") for n in numbers)
+
+
+@pytest.fixture
+def finals_of(monkeypatch, quality_of, questioned):
+    """The items of a finalist, where the second pass of the stock defaults changes some answers."""
+
+    def ask(changed, name="s"):
+        def say(arguments, item):
+            number = int(item.prompt.removeprefix("word "))
+            is_again = not arguments and questioned.asked[-1].seed == 1
+            return "no" if is_again and number < changed else item.prompt
+
+        questioned.say = say
+        monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Growing(),))
+        quality = quality_of(name=name)
+        quality.judge(entry(1))
+        quality.judge(entry(1), final=True)
+        asked = sum(len(one.keys) for one in questioned.asked if one.arguments)
+        return asked - SCREEN_ITEMS
+
+    return ask
+
+
+def test_finalists_are_asked_more_where_the_stock_defaults_change_by_themselves(
+    finals_of, quality_of
+):
+    noisy = finals_of(10)
+    assert noisy == MOST_PER_CATEGORY
+    known = quality_of(name="other")
+    assert known.expected_s([entry(2)]) == noisy * ITEM_S, "the screens of another study tell it"
+
+
+def test_finalists_are_asked_what_is_typical_where_nothing_changes(finals_of):
+    assert STANDARD_ITEMS <= finals_of(0) < 0.8 * MOST_PER_CATEGORY
+
+
+def test_the_stock_defaults_are_asked_at_two_servers_what_finalists_are_asked(
+    quality_of, questioned
+):
+    quality = quality_of((1, "screen", "unclear"))
+    quality.judge(entry(1), final=True)
+    assert questioned.launched == [{}, {}, {"kv-cache-dtype": 1}]
+    assert [(one.seed, one.concurrency) for one in questioned.asked] == [
+        (0, CONCURRENCY),
+        (1, 6),
+        (0, CONCURRENCY),
+    ]
+
+
+def test_what_cannot_be_proved_is_said_before_it_is_asked(quality_of):
+    rules = QualityRules(limits=(Limit("words", RIGHT, 0.001),))
+    quality = quality_of(rules=rules)
+    for _ in range(2):
+        quality.expected_s([], newcomers=1)
+    (note,) = [one for one in quality.bench.reporter.notes if "may stay unproved" in one]
+    assert note.startswith("'words.right >= -0.1pt' would take ")
 
 
 # --- reports from before ------------------------------------------------------------------------

@@ -9,14 +9,12 @@ from kvtune.profilers.quality.compare import (
     Asked,
     ask_suites,
     compare,
-    plan_for,
 )
 from kvtune.profilers.quality.limits import ANY, parse_limits
 from kvtune.profilers.quality.suite import (
     Answer,
     Item,
     QualityMetric,
-    Size,
     Suite,
     SuitePlan,
     TokenScores,
@@ -311,27 +309,81 @@ def test_a_suite_without_items_is_skipped():
     assert report.outcome == "unclear"
 
 
+# --- chats that the baseline does not take --------------------------------------------------------
+
+
+class Plain(Numbers):
+    """The same as texts to continue; `odd` alone where it is mixed."""
+
+    name = "plain"
+    texts = ("odd", "even")
+
+    def items(self, plan):
+        return tuple(
+            dataclasses.replace(item, messages=None, prompt=item.messages[0]["content"])
+            if item.category in self.texts
+            else item
+            for item in super().items(plan)
+        )
+
+
+class Mixed(Plain):
+    name = "mixed"
+    texts = ("odd",)
+
+
+REFUSED = Answer(error="HTTP 400: a chat template has to be provided")
+
+
+def refusing(answer=REFUSED, but=()):
+    return Echo(lambda item, number: answer if item.messages and number not in but else None)
+
+
+def beside_plain(suite, ours, theirs, limits=()):
+    suites = {one.name: one for one in (Plain(), suite)}
+    plan = SuitePlan(per_category=80)
+    asked = [
+        asyncio.run(ask_suites(suites.values(), plan, asker)) for asker in (ours, theirs, theirs)
+    ]
+    return compare(*asked, parse_limits(limits, suites), suites=suites)
+
+
+@pytest.mark.parametrize("ours", [refusing(), Echo()])
+@pytest.mark.parametrize(("suite", "named"), [(Numbers(), "numbers"), (Mixed(), "mixed/even")])
+def test_chats_that_the_baseline_refuses_are_left_out_with_a_warning(suite, named, ours):
+    report = beside_plain(suite, ours, refusing())
+    assert report.outcome == "pass"
+    assert report.warnings == (
+        f"left out, because the baseline refuses chats: {named} ({REFUSED.error})",
+    )
+    assert report.skipped == {}
+    assert report.unanswered == 0
+    categories = {figure.category for figure in report.figures if figure.suite == suite.name}
+    assert categories == (set() if named == "numbers" else {"", "odd"})
+
+
+def test_a_limit_on_chats_that_the_baseline_refuses_is_no_pass():
+    report = beside_plain(Numbers(), Echo(), refusing(), ["plain >= -5pt", "numbers >= -5pt"])
+    assert report.outcome == "unclear"
+    assert beside_plain(Numbers(), Echo(), refusing(), ["plain >= -5pt"]).outcome == "pass"
+
+
+def test_a_baseline_that_refuses_all_proves_nothing():
+    asked = asyncio.run(ask_suites([Numbers()], SuitePlan(), refusing()))
+    assert compare(asked, asked, suites=SUITES).outcome == "unclear"
+    assert asked.errors == 0
+
+
 @pytest.mark.parametrize(
-    ("limits", "per_category"),
+    ("ours", "theirs"),
     [
-        ([], None),
-        (["numbers >= -5pt"], 68),  # 52 without a changed item, and three tenths more
-        (["numbers >= -5pt", "numbers/odd >= -2pt"], 173),
-        (["numbers >= -0.1pt"], 400),
-        (["mean-numbers >= -1pt"], None),
-        (["numbers.words <= 3"], None),
-        (["broken-output <= 1pt"], None),
+        (refusing(), Echo()),
+        (Echo(), refusing(but=(3,))),
+        (Echo(), refusing(Answer(error="HTTP 503: overloaded"))),
+        (Echo(), refusing(Answer(error="timed out after 60 s"))),
     ],
 )
-def test_a_plan_asks_what_the_limits_need(limits, per_category):
-    plan = SuitePlan(size=Size.SCREEN)
-    assert plan_for(parse_limits(limits, SUITES), plan).per_category == per_category
-
-
-def test_a_plan_keeps_the_number_that_it_names():
-    plan = SuitePlan(per_category=7)
-    assert plan_for(parse_limits(["numbers >= -5pt"], SUITES), plan) == plan
-    few = plan_for(
-        parse_limits(["numbers >= -5pt"], SUITES), SuitePlan(seed=3), most_per_category=20
-    )
-    assert few == dataclasses.replace(SuitePlan(seed=3), per_category=20)
+def test_chats_that_failed_for_another_reason_are_not_left_out(ours, theirs):
+    report = beside_plain(Numbers(), ours, theirs)
+    assert report.outcome == "unclear"
+    assert not any("refuses chats" in warning for warning in report.warnings)

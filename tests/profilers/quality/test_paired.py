@@ -8,16 +8,18 @@ from hypothesis import strategies as st
 
 from kvtune.profilers.quality.paired import (
     above_probability,
+    bounded_items_needed,
     change_interval,
     holm,
     items_needed,
     items_needed_like,
     mean_bounds,
+    mean_items_needed,
     tango_interval,
     widened,
     worse_probability,
 )
-from kvtune.profilers.statistics import Estimate
+from kvtune.profilers.statistics import Estimate, mean_interval
 
 Z = NormalDist().inv_cdf(0.95)
 
@@ -188,8 +190,40 @@ def test_long_tail_widens_the_upper_bound_beyond_students():
     assert mean_bounds(values).high > 0.05 + half
 
 
+@pytest.mark.parametrize("items", [3, 4, 20])
+def test_equal_unbounded_values_leave_open_what_one_unlike_them_could_do(items):
+    mean, low, high = mean_bounds([0.3] * items, spread=2.0)
+    beside_one_more = mean_interval([*[0.3] * items, 2.3], 0.9)
+    assert mean == pytest.approx(0.3)
+    assert high == pytest.approx(beside_one_more.high)
+    assert mean - low == pytest.approx(high - mean)
+
+
+def test_values_that_vary_more_than_a_spread_keep_their_own_interval():
+    values = [0.1, 0.3, -0.2, 0.4, 0.0]
+    assert mean_bounds(values, spread=0.01) == mean_bounds(values)
+
+
+@pytest.mark.parametrize(("items", "sure"), [(3, False), (60, True)])
+def test_a_few_equal_unbounded_values_are_no_sure_loss(items, sure):
+    lost = worse_probability([-0.3] * items, 0.2, bounded=False, spread=1.0)
+    above = above_probability([0.3] * items, 0.2, spread=1.0)
+    assert (lost <= 0.05, above <= 0.05) == (sure, sure)
+
+
+@pytest.mark.parametrize("items", [6, 13, 30, 60])
+def test_rare_large_losses_seldom_pass_without_bounds(items):
+    # A fifth of the items lose a whole spread, so the mean loses exactly the limit.
+    passed = sum(
+        math.comb(items, lost) * 0.2**lost * 0.8 ** (items - lost)
+        for lost in range(items)
+        if mean_bounds([-1.0] * lost + [0.0] * (items - lost), spread=1.0).low >= -0.2
+    )
+    assert passed <= 0.07
+
+
 def test_two_values_have_no_bounds():
-    assert mean_bounds([0.1, 0.2])[1:] == (None, None)
+    assert mean_bounds([0.1, 0.2], spread=1.0)[1:] == (None, None)
     assert worse_probability([-9.0, -9.0], 0.1, bounded=False) == 1.0
 
 
@@ -226,6 +260,39 @@ def test_needed_items_are_the_fewest_that_do(limit, discordance):
     for items, enough in ((needed, True), (needed - 1, False)):
         half = items * discordance / 2
         assert (tango_interval(half, half, items).low >= -limit) is enough
+
+
+@pytest.mark.parametrize("discordance", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("power", [0.8, 0.99])
+def test_so_many_items_support_a_limit_as_often_as_is_asked(discordance, power):
+    items = items_needed(0.1, discordance, power=power)
+    passed = sum(
+        chance
+        for broken, mended, chance in outcomes(items, discordance / 2, discordance / 2)
+        if tango_interval(broken, mended, items).low >= -0.1
+    )
+    assert passed >= power - 0.01
+    assert items > items_needed(0.1, discordance)
+
+
+@pytest.mark.parametrize("power", [0.8, 0.99])
+def test_graded_and_unbounded_scores_support_a_limit_as_often_as_is_asked(power):
+    rng = random.Random(4)
+
+    def passed(items, scale, **how):
+        runs = ([rng.gauss(0, 0.2) * scale for _ in range(items)] for _ in range(300))
+        return sum(change_interval(r, **how).low >= -0.1 * scale for r in runs) / 300
+
+    graded = bounded_items_needed(0.04, 0.1, power=power)
+    assert passed(graded, 1, bounded=True) >= power - 0.06
+    unbounded = mean_items_needed(0.36, 0.3, spread=3.0, power=power)
+    assert passed(unbounded, 3, bounded=False, spread=3.0) >= power - 0.06
+
+
+def test_equal_unbounded_values_are_asked_until_one_unlike_them_would_not_matter():
+    needed = items_needed_like([0.0] * 3, 0.2, bounded=False, spread=1.0)
+    assert mean_bounds([0.0] * needed, spread=1.0).high <= 0.2
+    assert mean_bounds([0.0] * (needed - 1), spread=1.0).high > 0.2
 
 
 def test_items_needed_by_graded_scores_do_support_the_limit():

@@ -51,6 +51,14 @@ def test_the_change_of_length_is_the_log_of_the_ratio():
     assert ours - theirs == pytest.approx(math.log(1.5))
 
 
+def test_lengths_of_sampled_answers_are_a_figure_of_their_own():
+    sampled = SUITE.items(SuitePlan(size=Size.SCREEN))[1]
+    found = SUITE.figures(sampled, said(90), said(60))
+    assert found["sampled-length"] == SUITE.figures(ITEM, said(90), said(60))["length"]
+    assert "length" not in found
+    assert not SUITE.metrics[1].decides
+
+
 def test_only_a_much_longer_answer_is_long():
     assert SUITE.figures(ITEM, said(90), said(60))["long"] == (0, 0)
     assert SUITE.figures(ITEM, said(91), said(60))["long"] == (1, 0)
@@ -76,7 +84,7 @@ def test_an_answer_that_was_cut_off_is_endless():
 def test_two_answers_that_were_cut_off_say_nothing_about_length():
     cut = said(160, reason="length")
     assert set(SUITE.figures(ITEM, cut, cut)) == {"endless", "repetition"}
-    assert set(SUITE.figures(ITEM, cut, said(60))) == {metric.name for metric in SUITE.metrics}
+    assert set(SUITE.figures(ITEM, cut, said(60))) == {"length", "long", "endless", "repetition"}
 
 
 def test_an_empty_answer_has_figures():
