@@ -87,9 +87,9 @@ class Forecast(Stored):
     `arguments` are all engine arguments with the lever in it; `stack` names the methods, as `kvtune
     plan` takes them, where it is one of those. A lever that the engine at hand does not serve is a
     `reference`: its figures are those of an engine that did. `predicted` is `ratio` times
-    `baseline`, or stands without one where `baseline` is 0, and its range in `reason`; without it
-    `reason` says why there is no forecast. `measured` and
-    `measured_baseline` come from the search that tried the lever later.
+    `baseline`. Where `baseline` is 0 there is no ratio, and the range is in `reason`; where nothing
+    is predicted `reason` says why. `measured` and `measured_baseline` come from the search that
+    tried the lever later.
     """
 
     lever: str
