@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 
 from rich.markup import escape
@@ -10,6 +10,7 @@ from rich.table import Table
 
 from kvtune.autotune.cli.console import stdout
 from kvtune.autotune.forecast.calibrate import GOODPUT
+from kvtune.autotune.forecast.predict import CAPACITY, SEQUENCES, SIMULATED
 from kvtune.autotune.forecast.score import ratios, scores
 from kvtune.autotune.report.forecast_words import COLUMNS, OUTSIDE, measured_levers
 from kvtune.autotune.words import digits, percent, percent_change
@@ -18,39 +19,76 @@ from kvtune.types import Forecast, Interval
 PLOT_COLUMNS, PLOT_ROWS = 61, 17
 
 
-def print_forecasts(told: Sequence[Forecast]) -> None:
+def print_forecasts(told: Sequence[Forecast], asked: Collection[str] = ()) -> None:
     """Show what each lever would change, the one that most helps goodput first.
 
-    Levers that the engine serves come first, with their reasons; others would need another engine.
+    Levers that the engine serves come first, with their reasons; others would need another engine,
+    and of these only the ones that were `asked` for by name, or have no figure, have theirs. Where
+    there was no load to forecast for, what fits is all there is to show.
     """
     by_lever: dict[str, dict[str, Forecast]] = {}
     for forecast in told:
         by_lever.setdefault(forecast.lever, {})[forecast.metric] = forecast
-    levers = sorted(by_lever.items(), key=lambda item: -_gain(item[1][GOODPUT]))
+    is_counted = not any(one.metric in SIMULATED and one.ratio is not None for one in told)
+    metric = CAPACITY if is_counted else GOODPUT
+    levers = sorted(by_lever.items(), key=lambda item: -_gain(item[1][metric]))
     served = [item for item in levers if item[1][GOODPUT].served_by == "engine"]
     others = [item for item in levers if item[1][GOODPUT].served_by == "reference"]
+    show = _print_counts if is_counted else _print_levers
     if served:
-        stdout.print("\nForecasts, each as a change from what was measured:")
-        _print_levers(served)
-        _print_reasons(served)
-    if others:
+        what = "Forecasts of what fits" if is_counted else "Forecasts"
+        stdout.print(f"\n{what}, each as a change from what was measured:")
+        show(served)
+        _print_reasons(served, metric)
+    with_figures = [item for item in others if _has_figure(item[1])]
+    if with_figures:
         stdout.print("\nIf an engine served them (their reasons are in --json):")
-        _print_levers(others)
+        show(with_figures)
+    _print_reasons(
+        [item for item in others if item[0] in asked or not _has_figure(item[1])], metric
+    )
+    if is_counted:
+        for reason in dict.fromkeys(
+            found[GOODPUT].reason for _, found in levers if found[CAPACITY].ratio is not None
+        ):
+            stdout.print(escape(reason), soft_wrap=True)
 
 
-def _print_reasons(levers: Sequence[tuple[str, dict[str, Forecast]]]) -> None:
-    """Each reason once, with the levers that it holds for."""
+def _print_reasons(levers: Sequence[tuple[str, dict[str, Forecast]]], metric: str) -> None:
+    """Each reason for the forecasts of a metric once, with the levers that it holds for."""
     names: dict[str, list[str]] = {}
     for name, found in levers:
-        names.setdefault(found[GOODPUT].reason, []).append(name)
+        names.setdefault(found[metric].reason, []).append(name)
     for reason, held in names.items():
         stdout.print(f"- {escape(', '.join(held))}: {escape(reason)}", soft_wrap=True)
+
+
+def _print_counts(levers: Sequence[tuple[str, dict[str, Forecast]]]) -> None:
+    """What fits with each lever, and by how much more that is."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("lever", overflow="fold")
+    for title in ("KV tokens", "sequences"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, found in levers:
+        if found[CAPACITY].ratio is not None:
+            table.add_row(escape(name), *(_count(found[one]) for one in (CAPACITY, SEQUENCES)))
+    stdout.print(table)
+
+
+def _has_figure(found: Mapping[str, Forecast]) -> bool:
+    return any(forecast.ratio is not None for forecast in found.values())
+
+
+def _count(told: Forecast) -> str:
+    if told.predicted is None or told.ratio is None:
+        return "-"
+    return f"{told.predicted:,.0f} ({percent(told.ratio.estimate)})"
 
 
 def _print_levers(levers: Sequence[tuple[str, dict[str, Forecast]]]) -> None:
     table = _lever_table()
     for name, found in levers:
-        if any(forecast.ratio is not None for forecast in found.values()):
+        if _has_figure(found):
             cells = [_short(found[metric].ratio) for metric in COLUMNS if metric != GOODPUT]
             table.add_row(escape(name), *cells, percent_change(found[GOODPUT].ratio))
     stdout.print(table)

@@ -10,6 +10,7 @@ import typer
 from kvtune.autotune.cli import options
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from kvtune.autotune.cli.profile_run import Load, Profiled
@@ -48,6 +49,15 @@ def profile(
         str, typer.Option("--probe-time", help="How long the probe may take.")
     ] = "30s",
     goal: options.Goals = None,
+    stack: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stack",
+            help="Also forecast this stack (repeatable), as `kvtune plan` takes it, such as "
+            '"snapkv:budget_tokens=512 + kivi:bits=4".',
+            show_default=False,
+        ),
+    ] = None,
     workload_format: options.WorkloadFormat = None,
     limit: options.Limit = None,
     concurrency: options.Concurrency = None,
@@ -75,7 +85,8 @@ def profile(
     the server. --model then names the server's checkpoint on this disk, whose
     sizes tell KV reads from weight reads; --engine-args may say how that server was started. With
     --model alone kvtune starts a server, replays the workload and stops it. A server that goes
-    away meanwhile gets a profile of what was seen until then, and the exit code is 3.
+    away meanwhile gets a profile of what was seen until then, and the exit code is 3. What each
+    lever would change is forecast for a workload; without one, only what fits.
     """
     from kvtune.address import read_address
     from kvtune.autotune.cli.console import TerminalReporter
@@ -83,6 +94,7 @@ def profile(
     from kvtune.autotune.report.page import check_path
     from kvtune.autotune.trial import check_model
     from kvtune.errors import BadInput, EngineError
+    from kvtune.policies.method_stack import parse_stack
     from kvtune.profilers.goal import parse_goal
 
     if url is None and model is None:
@@ -106,6 +118,7 @@ def profile(
         model = options.resolved_model(model)
     arguments = options.base_arguments(engine_args, kv_memory)
     wanted = parse_goal(goal or [])
+    stacks = {str(one): one for one in map(parse_stack, stack or [])}
     watch_s = options.parse_duration(duration)
     probe_limit_s = options.parse_duration(probe_time)
     load = None
@@ -156,9 +169,17 @@ def profile(
         # Before the forecasts: what was measured is not lost if they are interrupted.
         history.save_profile(profiled.profile)
         told = told_of(
-            profiled.profile, profiled.run, load, wanted, model, arguments, history, reporter
+            profiled.profile,
+            profiled.run,
+            load,
+            wanted,
+            model,
+            arguments,
+            tuple(stacks.values()),
+            history,
+            reporter,
         )
-    _show(profiled, load, told, html, json=json)
+    _show(profiled, load, told, stacks, html, json=json)
     if profiled.run.lost:
         raise typer.Exit(EngineError.exit_code)
 
@@ -167,6 +188,7 @@ def _show(
     profiled: Profiled,
     load: Load | None,
     told: tuple[Forecast, ...],
+    asked: Collection[str],
     html: Path | None,
     *,
     json: bool,
@@ -188,7 +210,7 @@ def _show(
         print_profile(result)
         print_step_time(result.step_time)
         print_profile_view(view)
-        print_forecasts(told)
+        print_forecasts(told, asked)
     if html is not None:
         write_page(profile_page(view), html)
         sys.stderr.write(f"wrote {html}\n")

@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING
 from kvtune.autotune.cli import options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from kvtune.autotune.cli.console import TerminalReporter
     from kvtune.autotune.profiling import Subject
     from kvtune.autotune.report.view import ProfileView
     from kvtune.engines.base import Engine
+    from kvtune.policies.method_stack import MethodStack
     from kvtune.profilers.measure import LoadPlan
     from kvtune.profilers.probe import ProbeResult
     from kvtune.store.database import Store
     from kvtune.types import (
         Ceilings,
-        Device,
         EffectiveConfig,
         Endpoint,
-        EngineInfo,
         Failure,
         Forecast,
         Goal,
@@ -138,17 +137,19 @@ def launched(
 ) -> Profiled:
     """Start a server, profile it under the load, and stop it.
 
+    The profile of one that dies meanwhile is of what was seen until then; the run's `lost` says so.
+
     Raises:
-        EngineError: it does not start, dies, or every request failed.
+        EngineError: it does not start, or requests failed and nothing else is known of it.
     """
-    from kvtune.autotune.profiling import Subject, profile_of
+    from kvtune.autotune.profiling import Subject, device_ceilings, profile_of
     from kvtune.autotune.trial import death, request_failure
     from kvtune.engines.base import ServerSpec
     from kvtune.errors import EngineError
     from kvtune.kernels.device import detect_device
 
     info, device = runner.describe(), detect_device()
-    ceilings = _ceilings(info, device, history, reporter)
+    ceilings = device_ceilings(info, device, history, reporter)
     reporter.phase(f"Starting {info.name} {info.version} with {model}")
     server = runner.launch(
         ServerSpec(model=model, served_model_name=served_model_name, arguments=arguments),
@@ -161,7 +162,8 @@ def launched(
         run = _replayed(
             server.endpoint, server.effective, load, reporter, should_stop=server.failure
         )
-        failure = death(server, run) or request_failure(run)
+        died = death(server, run)
+        failure = died or request_failure(run)
         probed = None
         if failure is None and probe_s is not None:
             probed = _probed(
@@ -174,7 +176,10 @@ def launched(
                 should_stop=server.failure,
             )
     if failure is not None:
-        raise EngineError(failure.failure, failure.message, failure.fix, failure.log_excerpt)
+        if died is None or not run.counters:
+            raise EngineError(failure.failure, failure.message, failure.fix, failure.log_excerpt)
+        _say_death(died, reporter)
+        run = replace(run, lost=died.message, warnings=(*run.warnings, died.message))
     subject = Subject(
         model=model,
         served_name=server.endpoint.model,
@@ -189,6 +194,15 @@ def launched(
     return Profiled(profile, run, subject, is_load_ours=True)
 
 
+def _say_death(died: Failure, reporter: TerminalReporter) -> None:
+    """Say what a server died of as an error would; what was seen until then follows it."""
+    if died.log_excerpt:
+        reporter.note(f"from the server's log:\n{died.log_excerpt.rstrip()}")
+    reporter.note(f"the server died: {died.message}; the profile is of what was seen until then")
+    if died.fix:
+        reporter.note(f"fix: {died.fix}")
+
+
 def told_of(
     profile: Profile,
     run: LoadRun,
@@ -196,32 +210,41 @@ def told_of(
     goal: Goal,
     model: str | None,
     arguments: options.Arguments,
+    stacks: Sequence[MethodStack],
     history: Store,
     reporter: TerminalReporter,
 ) -> tuple[Forecast, ...]:
-    """What each lever would change; kept until a search measures it."""
+    """What each lever and stack would change; kept until a search measures it.
+
+    Without a load it is what follows by formula; no search measures that.
+    """
     from kvtune.autotune.forecast.experience import experience_of
-    from kvtune.autotune.forecast.tell import forecasts_of
+    from kvtune.autotune.forecast.tell import capacities_of, forecasts_of
 
     if load is None:
-        return ()
-    reporter.note("forecasting what each lever would change")
-    experience = None
-    if profile.device is not None and profile.engine is not None:
-        experience = experience_of(history, profile.device, profile.engine)
-    told = forecasts_of(
-        profile,
-        run,
-        load.workload.requests,
-        load.plan,
-        goal,
-        model=model,
-        arguments=arguments,
-        experience=experience,
-    )
+        told = capacities_of(profile, run, model=model, arguments=arguments, stacks=stacks)
+    else:
+        reporter.note("forecasting what each lever would change")
+        experience = None
+        if profile.device is not None and profile.engine is not None:
+            experience = experience_of(history, profile.device, profile.engine)
+        told = forecasts_of(
+            profile,
+            run,
+            load.workload.requests,
+            load.plan,
+            goal,
+            model=model,
+            arguments=arguments,
+            stacks=stacks,
+            experience=experience,
+        )
     if told.missing:
         reporter.note(f"nothing is forecast: {told.missing}")
-    history.save_forecasts(told.subject, told.forecasts)
+    for note in told.notes:
+        reporter.note(note)
+    if told.subject:
+        history.save_forecasts(told.subject, told.forecasts)
     return told.forecasts
 
 
@@ -244,12 +267,10 @@ def _known_ceilings(url: str, history: Store, reporter: TerminalReporter) -> Cei
 
     Nothing is measured beside a server at work: it would disturb it, and be disturbed.
     """
-    from urllib.parse import urlsplit
-
-    from kvtune.engines.vllm.readiness import is_loopback
+    from kvtune.autotune.profiling import runs_here
     from kvtune.kernels.device import detect_device
 
-    if not is_loopback(urlsplit(url).hostname or ""):
+    if not runs_here(url):
         reporter.note(
             f"what the server's device reaches is not known here: {_WITHOUT_CEILINGS}. To know it, "
             "run `kvtune doctor --measure` on the server's machine while it is idle, and then this "
@@ -264,27 +285,6 @@ def _known_ceilings(url: str, history: Store, reporter: TerminalReporter) -> Cei
     else:
         reporter.note("the server has a local address, so it is taken to run on this device")
     return known
-
-
-def _ceilings(
-    engine: EngineInfo, device: Device, history: Store, reporter: TerminalReporter
-) -> Ceilings | None:
-    """What the device reaches: from the history, or measured now and kept there."""
-    from kvtune.errors import KvtuneError
-    from kvtune.kernels.ceilings import measure_ceilings
-
-    if engine.platform == "simulated":
-        return None
-    if (known := history.ceilings(device.key)) is not None:
-        return known
-    reporter.note("measuring the memory bandwidth and matrix rate of this device, once")
-    try:
-        measured = measure_ceilings(device)
-    except KvtuneError as error:
-        reporter.note(f"the ceilings of this device are not known: {error.message}; {error.fix}")
-        return None
-    history.save_ceilings(measured)
-    return measured
 
 
 def _probed(

@@ -39,11 +39,14 @@ def subject_key(
     plan: LoadPlan,
     goal: Goal,
 ) -> str:
-    """Identify what a forecast is told for: all that its figures depend on but the arguments."""
+    """Identify what a forecast is told for: all that its figures depend on but the arguments.
+
+    Of the engine that is its version: a server that kvtune attached to tells nothing else.
+    """
     return fingerprint_of(
         {
             "model": model,
-            "engine": [engine.name, engine.version, engine.distribution],
+            "engine": engine.version,
             "device": device.key,
             "workload": workload_digest,
             "plan": dict(plan.key()),
@@ -56,13 +59,14 @@ def subject_key(
 class Foresight:
     """Tells, and keeps, what each trial of a study should give, and what it gave.
 
-    Nothing is told before `learn` has seen the baseline's load, nor if that cannot be simulated.
+    `subjects` has one for each name of the model; what is told here is for the first. Nothing is
+    told before `learn` has seen the baseline's load, nor if that cannot be simulated.
     """
 
     store: Store
     study: StudyRow
     plan: LoadPlan
-    subject: str
+    subjects: tuple[str, ...]
     _forecaster: Forecaster | None = None
     _baseline: Measurement | None = None
 
@@ -100,7 +104,7 @@ class Foresight:
             says=f"sets {text}",
             experience=self._forecaster.experience,
         )
-        self.store.save_forecasts(self.subject, self._forecaster.forecast(lever))
+        self.store.save_forecasts(self.subjects[0], self._forecaster.forecast(lever))
 
     def measured(self, trial: Trial, found: Measurement) -> None:
         """Note what a trial gave beside the baseline of its study."""
@@ -108,23 +112,33 @@ class Foresight:
             return
         before, after = _figures(self._baseline), _figures(found)
         pairs = {name: (after[name], before[name]) for name in before if name in after}
-        if pairs:
+        if not pairs:
+            return
+        for subject in self.subjects:
             self.store.score_forecasts(
-                self.subject, trial.arguments, pairs, study=self.study.name, trial=trial.number
+                subject, trial.arguments, pairs, study=self.study.name, trial=trial.number
             )
 
 
 def foresight_of(store: Store, study: StudyRow, plan: LoadPlan) -> Foresight:
-    """The foresight of a study whose requests are sent as `plan` says."""
-    subject = subject_key(
-        model=study.model,
-        engine=study.engine,
-        device=study.device,
-        workload_digest=study.fingerprint.digest,
-        plan=plan,
-        goal=study.goal,
+    """The foresight of a study whose requests are sent as `plan` says.
+
+    A profile of a server whose checkpoint nobody named knows the model by the name it is served as.
+    """
+    served_name = study.settings.get("served_model_name")
+    names = [study.model, *([served_name] if isinstance(served_name, str) else [])]
+    subjects = tuple(
+        subject_key(
+            model=name,
+            engine=study.engine,
+            device=study.device,
+            workload_digest=study.fingerprint.digest,
+            plan=plan,
+            goal=study.goal,
+        )
+        for name in dict.fromkeys(names)
     )
-    return Foresight(store, study, plan, subject)
+    return Foresight(store, study, plan, subjects)
 
 
 def _figures(found: Measurement) -> Mapping[str, float]:

@@ -214,6 +214,11 @@ def test_a_server_elsewhere_is_to_be_judged_where_it_runs(kvtune, monkeypatch):
         said = kvtune("profile", "--url", fake.url, *WATCH)
     assert "run `kvtune doctor --measure` on the server's machine" in said.err
     assert "--url http://127.0.0.1:PORT" in said.err
+    assert "levers which depend on its device are not forecast" in said.err
+    told = Profile.model_validate_json(said.out).forecasts
+    # It does not tell its limits, so that those of a step are not known either.
+    known = {one.lever for one in told if one.predicted is not None}
+    assert known == {"kv memory x2", "kv memory x0.5", "prefix caching off"}
 
 
 def test_labels_that_a_proxy_adds_do_not_hide_what_a_server_says(kvtune):

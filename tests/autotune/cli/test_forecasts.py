@@ -21,11 +21,11 @@ def told(lever, metric, estimate=None, served_by="engine", reason="because"):
     )
 
 
-def lever(name, goodput, **others):
+def lever(name, goodput, reason="because", **others):
     rest = {"capacity_tokens": 2.0, "itl_p50_s": 0.9, "ttft_p50_s": None, **others}
     return [
-        told(name, "goodput_requests_per_s", goodput),
-        *(told(name, metric, value) for metric, value in rest.items()),
+        told(name, "goodput_requests_per_s", goodput, reason=reason),
+        *(told(name, metric, value, reason=reason) for metric, value in rest.items()),
     ]
 
 
@@ -55,6 +55,39 @@ def test_what_no_engine_serves_stands_apart_though_it_promises_more(capsys):
     assert "kv" in served
     assert "quest" in others
     assert "quest" not in served
+
+
+def test_reasons_of_what_was_asked_for_by_name_are_told_though_no_engine_serves_it(capsys):
+    found = [
+        one.model_copy(update={"served_by": "reference"})
+        for one in (*lever("quest", 9.0, reason="reads less"), *lever("kivi", 2.0))
+    ]
+    print_forecasts(found, asked=["quest"])
+    said = capsys.readouterr().out
+    assert "- quest: reads less" in said
+    assert "kivi: because" not in said
+
+
+def counts(name, tokens, sequences, needs="needs a load"):
+    """A lever of which only what fits is told."""
+    found = [told(name, "goodput_requests_per_s", reason=needs)]
+    for metric, value in (("capacity_tokens", tokens), ("sequences", sequences)):
+        values = {"predicted": None if value is None else 1000 * value}
+        found.append(told(name, metric, value, reason=f"{name} it").model_copy(update=values))
+    return found
+
+
+def test_without_a_load_what_fits_is_told_largest_first_and_once_what_the_rest_needs(capsys):
+    print_forecasts([*counts("halve", 0.5, 0.5), *counts("double", 2.0, None)])
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines() if "%" in line]
+    assert rows == [
+        ["double", "2,000", "(+100%)", "-"],
+        ["halve", "500", "(-50%)", "500", "(-50%)"],
+    ]
+    assert said.index("- double: double it") < said.index("- halve: halve it")
+    assert said.count("needs a load") == 1
+    assert said.splitlines()[-1] == "needs a load"
 
 
 def test_perfect_forecasts_lie_on_the_dots_and_equal_ones_are_counted():

@@ -4,6 +4,8 @@ import json
 import urllib.request
 
 import pytest
+from contracts.fake_vllm import fake_vllm, vllm_page
+from contracts.forecast_baseline import CONFIG
 from contracts.pages import Parsed
 from typer.testing import CliRunner
 
@@ -13,7 +15,7 @@ from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.errors import BadInput, EngineError
 from kvtune.profilers.scrape import parse_metrics
 from kvtune.store import open_store
-from kvtune.types import FailureClass
+from kvtune.types import FailureClass, Profile
 
 
 @pytest.fixture
@@ -33,11 +35,18 @@ def serve(tmp_path):
 
 
 @pytest.fixture
-def profile(tmp_path, monkeypatch):
-    """Runs the command on a workload of ten lengths; returns the profile."""
+def load(tmp_path):
+    """A workload of ten lengths."""
+    path = tmp_path / "load.jsonl"
+    path.write_text('{"input_tokens": 40, "output_tokens": 8}\n' * 10)
+    return path
+
+
+@pytest.fixture
+def profile(load, tmp_path, monkeypatch):
+    """Runs the command on a workload; returns the profile."""
     monkeypatch.setenv("KVTUNE_STORE", str(tmp_path / "kvtune.db"))
-    workload = tmp_path / "requests.jsonl"
-    workload.write_text('{"input_tokens": 40, "output_tokens": 8}\n' * 10)
+    workload = load
 
     def run(*words, load=True):
         asked = ["--workload", str(workload), "--concurrency", "4"] if load else []
@@ -87,11 +96,29 @@ def test_a_profile_needs_a_server_and_a_server_of_its_own_a_load(profile):
         profile("--model", "org/name", "--engine", "simulated", load=False)
 
 
-def test_a_server_that_crashes_is_told_by_its_crash(profile):
-    crash = "--simulate-crash-after-requests 6 --simulate-time-scale 0.05"
-    with pytest.raises(EngineError, match="simulated crash after 6 requests") as caught:
+def test_a_server_that_crashes_before_the_load_is_told_by_its_crash(profile):
+    crash = "--simulate-crash-after-requests 2 --simulate-time-scale 0.05"
+    with pytest.raises(EngineError, match="simulated crash after 2 requests") as caught:
         profile("--model", "org/name", "--engine", "simulated", "--engine-args", crash)
     assert caught.value.failure is FailureClass.CRASH_UNDER_LOAD
+
+
+def test_a_server_that_crashes_under_the_load_leaves_a_partial_profile(load, kvtune, tmp_path):
+    # Four requests warm it up, and four of the ten of the load come through.
+    crash = "--simulate-crash-after-requests 8 --simulate-time-scale 0.05"
+    words = ("--model", "org/name", "--engine", "simulated", "--engine-args", crash)
+    said = kvtune("profile", *words, "--workload", load, "--concurrency", 1, "--json", code=3)
+    found = Profile.model_validate_json(said.out)
+    assert found.metrics["failed_requests"][0] > 0
+    assert any("simulated crash after 8 requests" in warning for warning in found.warnings)
+    assert found.step_time is None, "there was no server left to probe"
+    err = " ".join(said.err.split())
+    assert "the server died: " in err
+    assert "the profile is of what was seen until then" in err
+    assert "from the server's log: " in err
+    with open_store(tmp_path / "home" / "kvtune.db") as store:
+        (row,) = store.profiles()
+    assert row.profile == found.model_copy(update={"forecasts": ()})
 
 
 def test_arguments_are_checked_before_a_server_is_started(profile):
@@ -173,13 +200,58 @@ def test_a_profile_is_kept_though_its_forecasts_are_cut_short(
         assert [row.profile.model for row in store.profiles()] == ["m"]
 
 
-def test_nothing_is_forecast_without_a_load(serve, profile):
-    assert profile("--url", serve(), "--duration", "1s", load=False)["forecasts"] == []
+def test_without_a_load_what_fits_is_forecast_and_what_the_rest_needs_is_said_once(
+    serve, kvtune, tmp_path
+):
+    url = serve(kv_cache_memory_bytes=512 << 20)
+    words = ("profile", "--url", url, "--duration", "500ms")
+    told = kvtune(*words, "--json").json()["forecasts"]
+    doubled = {one["metric"]: one for one in told if one["lever"] == "kv memory x2"}
+    capacity = doubled["capacity_tokens"]
+    # The server has 182 blocks of 128 tokens; the model's bytes are not known.
+    assert capacity["predicted"] / capacity["baseline"] == pytest.approx(2.0, abs=0.01)
+    assert doubled["goodput_requests_per_s"]["predicted"] is None
+    said = " ".join(kvtune(*words).out.split())
+    assert said.count("step time, TTFT and goodput need a workload: add --workload") == 1
+    assert "kv memory x2 46," in said
+    with open_store(tmp_path / "home" / "kvtune.db") as store:
+        assert store.forecasts() == [], "no trial measures what was told of no load"
 
 
-def test_a_page_is_written_beside_the_result(serve, kvtune, tmp_path):
-    load = tmp_path / "load.jsonl"
-    load.write_text('{"input_tokens": 40, "output_tokens": 8}\n' * 10)
+def test_a_server_of_unknown_size_is_said_to_be_that(kvtune):
+    with fake_vllm(lambda: vllm_page().replace("num_gpu_blocks", "other")) as fake:
+        said = kvtune("profile", "--url", fake.url, "--duration", "500ms")
+    err = " ".join(said.err.split())
+    assert "nothing is forecast: the size of the pool is not known" in err
+    assert "need a workload: add --workload" in err
+
+
+def test_a_stack_is_forecast_beside_the_levers(serve, kvtune, load, tmp_path):
+    checkpoint = tmp_path / "model"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text(json.dumps(CONFIG))
+    stack = "snapkv:budget_tokens=24,window_tokens=8 + vllm-fp8"
+    words = ("profile", "--url", serve(kv_cache_memory_bytes=512 << 20), "--model", checkpoint)
+    words = (*words, "--workload", load, "--concurrency", 4, "--stack", stack)
+    found = kvtune(*words, "--json").json()
+    (capacity,) = [
+        one
+        for one in found["forecasts"]
+        if (one["lever"], one["metric"]) == (stack, "capacity_tokens")
+    ]
+    assert capacity["predicted"] > 2 * capacity["baseline"]
+    said = kvtune(*words).out
+    assert f"- {stack}: " in " ".join(said.split()), "the reason of what was asked for is told"
+    with open_store(tmp_path / "home" / "kvtune.db") as store:
+        assert stack in {one.lever for one in store.forecasts()}
+
+
+def test_a_stack_that_cannot_be_read_is_refused_before_anything_is_sent(kvtune):
+    words = ("profile", "--url", "http://localhost:1", "--stack", "snapkw")
+    assert "unknown method 'snapkw'" in kvtune(*words, code=2).err
+
+
+def test_a_page_is_written_beside_the_result(serve, kvtune, load, tmp_path):
     page = tmp_path / "pages" / "profile.html"
     words = ("profile", "--url", serve(kv_cache_memory_bytes=512 << 20), "--concurrency", 4)
     said = kvtune(*words, "--workload", load, "--html", page)
@@ -196,9 +268,11 @@ def test_a_page_is_written_beside_the_result(serve, kvtune, tmp_path):
 def test_a_server_that_is_only_watched_gets_a_page_too(serve, kvtune, tmp_path):
     page = tmp_path / "p.html"
     kvtune("profile", "--url", serve(), "--duration", "500ms", "--html", page)
-    found = Parsed(page.read_text())
+    text = page.read_text()
+    found = Parsed(text)
     assert "the requests of others" not in found.texts["h1"]
-    assert any(text.startswith("forecasts: ") for text in found.texts["li"])
+    assert "Forecasts" in found.texts["h2"]
+    assert "add --workload" in text
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_anything_is_sent(kvtune, tmp_path):

