@@ -75,7 +75,7 @@ def print_profile(profile: Profile) -> None:
 
 
 def evidence_table(evidence: tuple[Evidence, ...]) -> Table:
-    """The known rows behind a verdict, each with its value and the threshold under its name."""
+    """The known rows behind a verdict: values under their names, and where each is from."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("")
     table.add_column("metric", no_wrap=True)
@@ -88,7 +88,7 @@ def evidence_table(evidence: tuple[Evidence, ...]) -> Table:
         table.add_row(
             mark,
             f"{escape(row.metric)}\n  [dim]{value} (threshold {threshold})[/dim]",
-            escape(row.says),
+            f"{escape(row.says)}\n[dim]{escape(row.source)}[/dim]",
         )
     return table
 

@@ -57,7 +57,8 @@ def test_watching_sends_nothing_and_finds_an_idle_server(server, worked, kvtune,
     assert profile.effective.max_model_len_tokens == 2048
     assert profile.window_s == pytest.approx(2.2, abs=0.5)
     with open_store(tmp_path / "home" / "kvtune.db") as history:
-        assert [row.profile for row in history.profiles()] == [profile]
+        kept = profile.model_copy(update={"forecasts": ()})
+        assert [row.profile for row in history.profiles()] == [kept]
 
 
 def test_a_replay_is_seen_in_metrics_and_counters(server, worked, kvtune, tmp_path):
@@ -77,6 +78,7 @@ def test_the_evidence_is_a_table_that_fits_80_columns(server, kvtune):
     table = said[said.index("metric") :].split("\n\n")[0].splitlines()
     assert any(line.startswith("no   window") for line in table)
     assert any("0.5" in line and "(threshold 2 s)" in line for line in table)
+    assert any(line.rstrip().endswith(" clock") for line in table), "where the window is from"
     assert all(len(line.rstrip()) <= 80 for line in table)
     assert "Engine: " in said
     assert "max_model_len_tokens=2048" in said
