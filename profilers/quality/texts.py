@@ -40,6 +40,16 @@ def most_tokens(text: str, language: str = "en") -> int:
     return math.ceil(len(text) / VOCABULARIES[language].least_characters)
 
 
+def most_tokens_of_any(text: str) -> int:
+    """No fewer tokens than a text in any script has with common tokenizers.
+
+    Where a tokenizer has not learned a script, each byte of it is a token.
+    """
+    learned = len(text.encode("ascii", "ignore"))
+    others = len(text.encode(errors="replace")) - learned
+    return math.ceil(learned / ENGLISH.least_characters) + others
+
+
 def most_tokens_of(length_tokens: int, language: str = "en") -> int:
     """No fewer tokens than filler that is asked to have `length_tokens` may turn out to have."""
     words = VOCABULARIES[language]

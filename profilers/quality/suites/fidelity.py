@@ -22,13 +22,19 @@ from kvtune.profilers.quality.suite import (
     SuitePlan,
     TokenScores,
 )
-from kvtune.profilers.quality.texts import VOCABULARIES, filler, most_tokens, seeded
+from kvtune.profilers.quality.texts import VOCABULARIES, filler, most_tokens_of_any, seeded
 
 CUTS_TOKENS = (0, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Where the parts of a text begin, in tokens as English usually has them."""
 
 TEXTS = {Size.SCREEN: 4, Size.STANDARD: 16, Size.FULL: 40}
 LONGEST_TOKENS = {Size.SCREEN: 1024, Size.STANDARD: 2048, Size.FULL: 8192}
+
+TOKEN_BYTES = VOCABULARIES["en"].typical_characters
+"""What a token usually takes of a text in UTF-8: as English, and scripts with more bytes a
+character have more tokens a character."""
+
+LONG_WORD_CHARACTERS = 60
 
 LEAST_TOKENS = 64
 """A shorter part says too little about its place."""
@@ -154,16 +160,13 @@ def _surprise(scores: TokenScores) -> float:
 
 
 def _parts(key: str, text: str, longest_tokens: int, room_tokens: int) -> list[Item]:
-    """The parts of a text that fit, each ending in front of a space."""
+    """The parts of a text that fit, each ending in front of a space where there are any."""
     parts: list[Item] = []
-    characters = VOCABULARIES["en"].typical_characters
     start = 0
     for low, high in pairwise(CUTS_TOKENS):
-        end = len(text)
-        if high * characters < len(text):
-            end = text.rfind(" ", start, round(high * characters) + 1)
-        fits = high <= longest_tokens and most_tokens(text[:end]) <= room_tokens
-        if end - start < LEAST_TOKENS * characters or not fits:
+        end = _cut(text, start, high)
+        fits = high <= longest_tokens and most_tokens_of_any(text[:end]) <= room_tokens
+        if len(text[start:end].encode(errors="replace")) < LEAST_TOKENS * TOKEN_BYTES or not fits:
             break
         parts.append(
             Item(
@@ -177,6 +180,17 @@ def _parts(key: str, text: str, longest_tokens: int, room_tokens: int) -> list[I
         )
         start = end
     return parts
+
+
+def _cut(text: str, start: int, tokens: int) -> int:
+    """Where the first `tokens` tokens of a text end, in front of a space if one is near."""
+    data = text.encode(errors="replace")
+    most_bytes = round(tokens * TOKEN_BYTES)
+    if most_bytes >= len(data):
+        return len(text)
+    end = len(data[:most_bytes].decode(errors="ignore"))
+    space = text.rfind(" ", max(start + 1, end - LONG_WORD_CHARACTERS), end + 1)
+    return end if space < 0 else space
 
 
 def _name(low: int, high: int) -> str:

@@ -124,6 +124,19 @@ def test_the_workloads_own_prompts_are_scored_too():
     }
 
 
+@pytest.mark.parametrize("script", ["春眠不覺曉處處聞啼鳥", "Съешь ещё этих мягких булок ", "🙂🙃"])
+def test_prompts_in_other_scripts_are_cut_where_even_bytes_would_fit(script):
+    prompt = script * 2000
+    items = Fidelity().items(
+        SuitePlan(size=Size.STANDARD, per_category=1, max_tokens=4096, workload=(prompt,))
+    )
+    assert items
+    assert {item.key.partition("/")[0] for item in items} == {"prompt-0"}
+    told = "".join(item.scored for item in items)
+    assert prompt.startswith(told)
+    assert len(told.encode()) < 4096  # a token is a byte or more
+
+
 def test_sections_say_again_what_stands_before_them():
     text = Fidelity().items(SuitePlan(size=Size.SCREEN))[0].scored
     sentences = [sentence.strip() for sentence in text.split(".") if sentence.strip()]

@@ -12,6 +12,7 @@ from kvtune.profilers.quality.texts import (
     hex_words,
     most_tokens,
     most_tokens_of,
+    most_tokens_of_any,
     names,
     numbers,
     seeded,
@@ -36,6 +37,18 @@ def test_filler_has_about_the_wanted_length_and_never_more(seed, length, languag
     assert len(text) <= length * words.typical_characters
     assert len(text) > length * words.typical_characters - longest_sentence
     assert most_tokens(text, language) <= most_tokens_of(length, language)
+
+
+@given(st.text())
+def test_no_text_has_more_tokens_than_bytes_nor_english_than_a_third(text):
+    most = most_tokens_of_any(text)
+    assert most <= len(text.encode(errors="replace"))
+    plain = text.encode("ascii", "ignore").decode()
+    assert most_tokens_of_any(plain) == most_tokens(plain)
+
+
+def test_a_script_that_no_tokenizer_learned_counts_by_bytes():
+    assert most_tokens_of_any("曉鳥 abc") == 6 + 2  # three bytes a character; four characters by 3
 
 
 @given(seed=seeds, language=languages)
