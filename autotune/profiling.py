@@ -35,6 +35,7 @@ from kvtune.types import (
     EffectiveConfig,
     EngineInfo,
     Goal,
+    GpuUse,
     LoadRun,
     Profile,
     StepTimeModel,
@@ -115,6 +116,7 @@ def profile_of(
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         ceilings=ceilings,
         step_time=step_time,
+        gpus=window.gpus,
     )
 
 
@@ -166,6 +168,7 @@ def window_of(
         reusable_prefix_share={}
         if subject.fingerprint is None
         else subject.fingerprint.reusable_prefix_share,
+        gpus=_gpus(subject, run),
     )
 
 
@@ -277,6 +280,16 @@ def _unlike_engines(subject: Subject) -> tuple[str, ...]:
         f"the engines behind this address differ in {', '.join(differing)}: each is taken to have "
         "the smallest of the caches, and what else differs to be unknown",
     )
+
+
+def _gpus(subject: Subject, run: LoadRun) -> tuple[GpuUse, ...]:
+    """All visible GPUs, if the server is here and as many share its model, else none.
+
+    Which ones it runs on is not known otherwise.
+    """
+    engine = subject.engine
+    is_on_gpus = runs_here(subject.endpoint_url) if engine is None else engine.platform == "cuda"
+    return run.gpus if is_on_gpus and len(run.gpus) == devices_sharing(subject) else ()
 
 
 def _low_ceilings(ceilings: Ceilings | None) -> tuple[str, ...]:

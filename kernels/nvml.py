@@ -12,10 +12,13 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Self
+
+from kvtune.types import GpuUse
 
 GPM_INTERVAL_S = 0.2
 """Between two looks; NVML asks for more than 0.1 s, for GPM counts no finer."""
@@ -71,7 +74,7 @@ class GpuSample:
 class GpuSampler:
     """Samples every visible GPU from a thread of its own while the block runs.
 
-        with GpuSampler(interval_s=1.0) as sampler:
+        with GpuSampler() as sampler:
             work()
         print(sampler.samples, sampler.note)
 
@@ -80,19 +83,22 @@ class GpuSampler:
         nvml: a module with the functions of `pynvml`; None imports the installed one.
         environment: where `CUDA_VISIBLE_DEVICES` is read from; None is this process's.
 
-    Nothing is raised where there is no GPU or it stops answering: `samples` has what was seen, and
-    `note` says in one line why there is no more.
+    The block begins after the first look. Nothing is raised where there is no GPU or it stops
+    answering: `samples` has what was seen, and `note` says in one line why there is no more.
     """
 
     def __init__(
-        self, interval_s: float, nvml: Any = None, environment: Mapping[str, str] | None = None
+        self,
+        interval_s: float = 1.0,
+        nvml: Any = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.interval_s = interval_s
         self.note: str | None = None
         self._nvml = nvml
         self._environment = environment
         self._samples: list[GpuSample] = []
-        self._stop = threading.Event()
+        self._begun, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvtune-gpu-sampler", daemon=True)
 
     @property
@@ -102,6 +108,7 @@ class GpuSampler:
 
     def __enter__(self) -> Self:
         self._thread.start()
+        self._begun.wait()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,9 +122,43 @@ class GpuSampler:
                 while not self._stop.wait(pause_s):
                     began_s = time.thread_time()
                     self._samples += [gpu.look() for gpu in gpus]
+                    self._begun.set()
                     pause_s = pause_between(self.interval_s, time.thread_time() - began_s)
         except NvmlUnavailable as reason:
             self.note = str(reason)
+        finally:
+            self._begun.set()
+
+
+def gpu_uses(samples: Sequence[GpuSample]) -> tuple[GpuUse, ...]:
+    """Sum up what each GPU did over all its samples."""
+    by_gpu: dict[int, list[GpuSample]] = {}
+    for sample in samples:
+        by_gpu.setdefault(sample.gpu, []).append(sample)
+    return tuple(_gpu_use(gpu, seen) for gpu, seen in sorted(by_gpu.items()))
+
+
+def _gpu_use(gpu: int, seen: Sequence[GpuSample]) -> GpuUse:
+    def told(name: str) -> list[float]:
+        return [value for one in seen if (value := getattr(one, name)) is not None]
+
+    def mean(name: str) -> float | None:
+        return fmean(told(name)) if told(name) else None
+
+    return GpuUse(
+        gpu=gpu,
+        samples=len(seen),
+        busy_ratio=mean("busy_ratio"),
+        sm_ratio=mean("sm_ratio"),
+        tensor_ratio=mean("tensor_ratio"),
+        dram_bandwidth_ratio=mean("dram_bandwidth_ratio"),
+        sm_clock_mhz=mean("sm_clock_mhz"),
+        memory_clock_mhz=mean("memory_clock_mhz"),
+        slowed_ratio=fmean(bool(one.slowed_by) for one in seen),
+        slowed_by=tuple(sorted({why for one in seen for why in one.slowed_by})),
+        memory_used_bytes=max(map(int, told("memory_used_bytes")), default=None),
+        power_w=mean("power_w"),
+    )
 
 
 def pause_between(interval_s: float, cost_s: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from kvtune.profilers.gpu_signs import gpu_signs
 from kvtune.profilers.prefix_signs import prefix_signs
 from kvtune.profilers.sign import TELL_CONFIGURATION, TELL_SLOTS, Sign, make_sign
 from kvtune.profilers.step_signs import step_signs
@@ -55,7 +56,10 @@ AT_LIMIT_LEAST_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """All signs of a window, in the order in which they are weighed."""
+    """All signs of a window, in the order in which they are weighed.
+
+    Those of GPUs are `None` where no GPU was watched.
+    """
 
     idle: Sign
     client: Sign
@@ -94,6 +98,10 @@ class Signs:
     fitted_compute: Sign
     fitted_fixed: Sign
     fitted_kv_rate: Sign
+    gpu_memory: Sign | None = None
+    gpu_tensor: Sign | None = None
+    gpu_sm: Sign | None = None
+    gpu_slowed: Sign | None = None
 
     @property
     def waits(self) -> bool:
@@ -106,6 +114,16 @@ class Signs:
         """Whether the server kept requests waiting for more than the step under way."""
         queues = self.queued.holds and self.queue_steps.holds
         return self.preempted.holds or queues or self.waiting_while_busy.holds
+
+    @property
+    def computing(self) -> Sign:
+        """How much arithmetic there is: as the GPU measures it, else as the engine estimates it."""
+        return _first_known(self.gpu_tensor, self.flops)
+
+    @property
+    def reading(self) -> Sign:
+        """How much memory traffic there is, from the same."""
+        return _first_known(self.gpu_memory, self.traffic)
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -122,7 +140,12 @@ class Signs:
         )
 
     def _all(self) -> list[Sign]:
-        return [getattr(self, item.name) for item in fields(self)]
+        signs = (getattr(self, item.name) for item in fields(self))
+        return [sign for sign in signs if sign is not None]
+
+
+def _first_known(measured: Sign | None, estimated: Sign) -> Sign:
+    return estimated if measured is None or measured.value is None else measured
 
 
 def take_signs(window: Window) -> Signs:
@@ -157,6 +180,7 @@ def take_signs(window: Window) -> Signs:
         **_queue_signs(window),
         **prefix_signs(window),
         **step_signs(window),
+        **gpu_signs(window),
     )
 
 

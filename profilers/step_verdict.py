@@ -43,7 +43,7 @@ def _by_step_time(window: Window, signs: Signs) -> Finding | None:
     if signs.fitted_compute.holds:
         if fitted.per_sequence > fitted.prefill:
             return decode_compute("medium", f"{fitted.per_sequence:.0%} of a step")
-        agreed = signs.arithmetic.holds or signs.flops.holds
+        agreed = signs.arithmetic.holds or signs.computing.holds
         return compute(best if agreed else "medium", f"{fitted.prefill:.0%} of a step")
     if not signs.fitted_fixed.holds:
         return None if signs.fit_error.holds else _mixed_fitted(signs)
@@ -66,16 +66,20 @@ def _between(low: float | None, high: float | None) -> str:
 
 
 def _by_measured_use(signs: Signs) -> Finding | None:
-    """From the engine's estimate of its work against the device's measured peaks."""
-    flops, traffic = signs.flops.value, signs.traffic.value
+    """From what the GPU measures, or the engine estimates of its work, against the peaks."""
+    flops, traffic = signs.computing.value, signs.reading.value
     if flops is None or traffic is None:
         return None
-    use = f"{flops:.0%} of peak FLOP/s, {traffic:.0%} of peak bytes/s"
+    of_flops = "of peak FLOP/s" if signs.computing is signs.flops else "of the tensor cores' time"
+    of_bytes = "of peak bytes/s" if signs.reading is signs.traffic else "of the memory's bandwidth"
+    use = f"{flops:.0%} {of_flops}, {traffic:.0%} {of_bytes}"
     if flops + traffic < PEAK_LEAST_SHARE:
+        if signs.gpu_sm is not None and signs.gpu_sm.holds:
+            return None  # Kernels that are slow for another reason are not launched too rarely.
         return overhead("medium", f"the device is hardly used: {use}")
-    if signs.flops.holds and flops > traffic:
+    if signs.computing.holds and flops > traffic:
         return compute("high", use)
-    if not signs.traffic.holds:
+    if not signs.reading.holds:
         return None
     if signs.kv_reads.holds:
         return kv_bandwidth("high", use)
@@ -113,11 +117,11 @@ def _by_model(signs: Signs) -> Finding:
         return _weights_or_overhead(signs, why)
     if signs.kv_reads.holds:
         why = f"{signs.kv_reads.value:.0%} of a modelled step"
-        if signs.traffic.fails:
+        if signs.reading.fails:
             return overhead(
-                "low", f"KV would be {why}, but memory traffic is {signs.traffic.value:.0%} of peak"
+                "low", f"KV would be {why}, but memory traffic is {signs.reading.value:.0%} of peak"
             )
-        return kv_bandwidth("medium" if signs.traffic.holds else "low", why)
+        return kv_bandwidth("medium" if signs.reading.holds else "low", why)
     if signs.arithmetic.value is not None:
         return _mixed("of a modelled step", signs.arithmetic, signs.weight_reads, signs.kv_reads)
     if signs.prefill.holds:

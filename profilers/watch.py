@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from kvtune.address import without_query
 from kvtune.errors import EngineError
+from kvtune.kernels.nvml import GpuSampler, gpu_uses
 from kvtune.profilers.follow import Follower
 from kvtune.profilers.scrape import Scraper
 from kvtune.types import Endpoint, FailureClass, LoadRun
@@ -54,16 +55,17 @@ async def watch(
                 "--metrics-url names another place",
             )
         start_s = follower.heard_s
-        sampler = asyncio.create_task(_sample(follower, interval_s))
-        try:
-            while (elapsed_s := time.perf_counter() - start_s) < duration_s:
-                if on_second is not None:
-                    on_second(elapsed_s)
-                if time.perf_counter() - follower.heard_s > give_up_s:
-                    break
-                await asyncio.sleep(min(1.0, duration_s - elapsed_s))
-        finally:
-            sampler.cancel()
+        with GpuSampler() as sampled:
+            sampler = asyncio.create_task(_sample(follower, interval_s))
+            try:
+                while (elapsed_s := time.perf_counter() - start_s) < duration_s:
+                    if on_second is not None:
+                        on_second(elapsed_s)
+                    if time.perf_counter() - follower.heard_s > give_up_s:
+                        break
+                    await asyncio.sleep(min(1.0, duration_s - elapsed_s))
+            finally:
+                sampler.cancel()
         await asyncio.wait((sampler,))
         await follower.read()
         seen = follower.seen(start_s)
@@ -75,6 +77,7 @@ async def watch(
         gauges=seen.gauges,
         warnings=seen.notes,
         lost=seen.lost,
+        gpus=gpu_uses(sampled.samples),
     )
 
 

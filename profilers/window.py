@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from kvtune.profilers.scrape import ENGINES, FULLEST
-from kvtune.types import EffectiveConfig, StepTimeModel
+from kvtune.types import EffectiveConfig, GpuUse, StepTimeModel
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -65,6 +65,7 @@ class Window:
     (`measure`), if it made the load. Peaks, weights and KV bytes are per device; peaks are
     measured, `None` where they were not. `effective` speaks of one engine.
     `reusable_prefix_share` is that of the workload's fingerprint, empty where it is not known.
+    `gpus` are those that the server runs on, empty where they were not watched.
     """
 
     window_s: float
@@ -79,6 +80,7 @@ class Window:
     kv_bytes_per_token: float | None = None
     step_time: StepTimeModel | None = None
     reusable_prefix_share: Mapping[int, float] = field(default_factory=dict)
+    gpus: tuple[GpuUse, ...] = ()
 
     # --- how much was seen ---
 

@@ -206,6 +206,29 @@ class Device(Stored):
         return f"{self.kind}:{self.name}:{self.count}"
 
 
+class GpuUse(Stored):
+    """What one GPU did while a server was watched, from `samples` looks at it.
+
+    `gpu` counts the visible ones from 0. Figures are means, of memory it is the most; `None` is
+    what the GPU does not tell. Ratios are of the most possible: the time in which any kernel ran,
+    the SMs with work, those with tensor operations, the bandwidth of the memory. `slowed_by` held
+    the clocks back, in the share `slowed_ratio` of the looks.
+    """
+
+    gpu: int
+    samples: int
+    busy_ratio: float | None = None
+    sm_ratio: float | None = None
+    tensor_ratio: float | None = None
+    dram_bandwidth_ratio: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    slowed_ratio: float = 0.0
+    slowed_by: tuple[str, ...] = ()
+    memory_used_bytes: int | None = None
+    power_w: float | None = None
+
+
 class EngineInfo(Stored):
     """An engine that can be started: which version, on which platform, from which interpreter."""
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kvtune.types.base import EffectiveConfig, Failure, Status, Stored
+from kvtune.types.base import EffectiveConfig, Failure, GpuUse, Status, Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class LoadRun:
     `counters` are deltas over the run keyed by Prometheus series; `gauges` are samples taken during
     it, keyed the same way, as (seconds since start, value). Both are of `counted_s` seconds only
     where the server restarted or went away meanwhile; `lost` then says what happened, if it was
-    gone at the end.
+    gone at the end. `gpus` are the visible ones of this machine, wherever the server is.
     """
 
     records: tuple[RequestRecord, ...]
@@ -57,6 +57,7 @@ class LoadRun:
     warnings: tuple[str, ...] = ()
     counted_s: float | None = None
     lost: str = ""
+    gpus: tuple[GpuUse, ...] = ()
 
 
 AnswerFault = Literal["empty", "unreadable", "looping", "off-script"]

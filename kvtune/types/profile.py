@@ -11,6 +11,7 @@ from kvtune.types.base import (
     Device,
     EffectiveConfig,
     EngineInfo,
+    GpuUse,
     Interval,
     Stored,
     WorkloadFingerprint,
@@ -117,7 +118,8 @@ class Forecast(Stored):
 class Profile(Stored):
     """A workload on a server: what was seen, and what it is bound by.
 
-    The store keeps `forecasts` apart, beside what is measured of them later.
+    The store keeps `forecasts` apart, beside what is measured of them later. `gpus` are those that
+    the server ran on, where they could be watched.
     """
 
     model: str
@@ -135,3 +137,4 @@ class Profile(Stored):
     ceilings: Ceilings | None = None
     step_time: StepTimeModel | None = None
     forecasts: tuple[Forecast, ...] = ()
+    gpus: tuple[GpuUse, ...] = ()

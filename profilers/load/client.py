@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from kvtune.kernels.nvml import GpuSampler, gpu_uses
 from kvtune.profilers.follow import Follower, Seen
 from kvtune.profilers.load.answer import Answer, KeptText
 from kvtune.profilers.load.arrivals import ClosedLoop, OpenLoop
@@ -77,7 +78,7 @@ async def replay(
                     return LoadRun((), 0.0, 0.0, {}, {}, tuple(warnings))
             is_followed = scrape_interval_s is not None and await follower.read()
             measured = _Replay(pool, requests, *limits, on_progress, keep_text)
-            with quiet_collector():
+            with quiet_collector(), GpuSampler() as sampled:
                 cpu_before_s = time.process_time()
                 start_s = time.perf_counter()
                 sampler = (
@@ -115,6 +116,7 @@ async def replay(
         warnings=(*run.warnings, *seen.notes),
         counted_s=None if seen.is_whole and not stopped else counted_s,
         lost=seen.lost,
+        gpus=gpu_uses(sampled.samples),
     )
 
 

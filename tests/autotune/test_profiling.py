@@ -22,7 +22,9 @@ from kvtune.types import (
     Bottleneck,
     Ceilings,
     EffectiveConfig,
+    EngineInfo,
     Goal,
+    GpuUse,
     LoadRun,
     Profile,
     RequestRecord,
@@ -65,6 +67,22 @@ def test_a_replay_is_profiled_with_its_metrics_and_counters():
     assert profile.warnings[0] == "late"
     assert profile.verdict.bottleneck is Bottleneck.ABSTAIN, "a second is too short"
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
+
+
+def test_gpus_are_kept_where_it_is_known_that_the_server_runs_on_them():
+    gpus = tuple(GpuUse(gpu=gpu, samples=3, power_w=300.0) for gpu in range(2))
+    run = LoadRun((), 1.0, 0.0, COUNTERS, {}, gpus=gpus)
+    cpu = EngineInfo(name="", version="", distribution="", platform="cpu", python=None)
+    for kept, size, more in (
+        (gpus, 2, {"endpoint_url": "http://127.0.0.1:1"}),
+        ((), 1, {"endpoint_url": "http://127.0.0.1:1"}),  # It may run on either.
+        ((), 2, {"endpoint_url": "http://10.0.0.7:1"}),
+        (gpus, 2, {"endpoint_url": "", "engine": cpu.model_copy(update={"platform": "cuda"})}),
+        ((), 2, {"endpoint_url": "", "engine": cpu}),
+    ):
+        subject = Subject(model=None, arguments={"tensor-parallel-size": size}, **more)
+        profile = profile_of(subject, run, Goal(), is_load_ours=False)
+        assert Profile.model_validate_json(profile.model_dump_json()).gpus == kept
 
 
 def test_a_server_that_nobody_named_goes_by_the_name_that_it_serves():

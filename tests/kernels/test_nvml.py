@@ -5,7 +5,7 @@ import time
 import pytest
 from contracts.fake_nvml import DRAM, GIB, NOT_SUPPORTED, SM, TENSOR, FakeNvml
 
-from kvtune.kernels.nvml import GpuSampler, look_at_gpus, pause_between
+from kvtune.kernels.nvml import GpuSample, GpuSampler, gpu_uses, look_at_gpus, pause_between
 
 
 def sample_until(sampler, count):
@@ -106,8 +106,7 @@ def test_sampling_ends_with_the_block_and_leaves_nothing_open():
 
 def test_a_long_interval_does_not_delay_the_end():
     with GpuSampler(3600.0, FakeNvml(), {}) as sampler:
-        pass
-    assert len(sampler.samples) <= 1
+        assert len(sampler.samples) == 1, "the block begins after the first look"
 
 
 def test_an_error_in_the_block_comes_through_and_ends_the_sampling():
@@ -125,6 +124,27 @@ def test_a_gpu_that_is_lost_ends_with_a_note_and_keeps_what_was_seen():
     assert sampler.note == "GPU 0 does not answer NVML any more"
     assert sampler.samples
     assert nvml.open_sessions == 0
+
+
+def test_what_each_gpu_did_is_summed_up_by_the_looks_that_tell():
+    first = GpuSample(at_s=0.0, gpu=1, memory_used_bytes=3 * GIB, power_w=100.0, busy_ratio=0.2)
+    later = GpuSample(
+        at_s=1.0,
+        gpu=1,
+        memory_used_bytes=2 * GIB,
+        power_w=300.0,
+        busy_ratio=0.6,
+        dram_bandwidth_ratio=0.9,
+        slowed_by=("power cap",),
+    )
+    other, one = gpu_uses([first, GpuSample(at_s=0.0, gpu=0, sm_clock_mhz=1980), later])
+    assert (other.gpu, other.samples, other.sm_clock_mhz) == (0, 1, 1980)
+    assert (other.busy_ratio, other.memory_used_bytes, other.slowed_by) == (None, None, ())
+    assert (one.gpu, one.samples, one.memory_used_bytes) == (1, 2, 3 * GIB)
+    assert (one.power_w, one.busy_ratio) == (200.0, pytest.approx(0.4))
+    assert one.dram_bandwidth_ratio == 0.9, "the first look tells no share"
+    assert (one.slowed_ratio, one.slowed_by) == (0.5, ("power cap",))
+    assert gpu_uses(()) == ()
 
 
 def test_without_a_driver_there_is_one_clear_line_and_no_sample():

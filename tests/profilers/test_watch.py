@@ -2,10 +2,12 @@
 
 import asyncio
 import itertools
+import sys
 import threading
 import time
 
 import pytest
+from contracts.fake_nvml import FakeNvml
 from contracts.fake_vllm import VERSIONS, fake_vllm, growing, vllm_page
 
 from kvtune.engines.base import ServerSpec
@@ -80,6 +82,17 @@ def test_what_a_reading_costs_is_told_by_the_quickest():
         return follower.quickest_s
 
     assert 0.0 < asyncio.run(read()) < 0.3
+
+
+def test_gpus_of_this_machine_are_watched_meanwhile(monkeypatch):
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with fake_vllm(growing()) as fake:
+        run = watched(fake, duration_s=0.1)
+    (gpu,) = run.gpus
+    assert (gpu.gpu, gpu.samples, gpu.power_w) == (0, 1, 351.5)
+    assert nvml.open_sessions == 0
 
 
 def test_a_page_that_cannot_be_read_is_a_failure():
