@@ -8,12 +8,15 @@ Three parts, each resumable:
 
 alarms   --runs screens of vLLM against itself. Every run has items of its own and two servers, with
          other max-num-seqs and max-num-batched-tokens; the candidate is asked with another
-         concurrency, and every second time with another sampling seed. A server is the candidate of
-         one run and the baseline of the next. None should fail; at most 5% may.
+         concurrency, and what is sampled is drawn anew. A server is the candidate of one run and
+         the baseline of the next. None should fail; at most 5% may. A failure has to exceed the
+         baseline's second time too, so that is asked only where a run fails without it, of a server
+         that is started again as the baseline's was. A run whose server died says so.
 record   answers of a standard run from real servers: baseline, baseline again, and a third time
          after a restart. A part asks no server if they are kept already.
 power    damage planted into those answers (`quality_damage.py`), in every category of a suite or in
-         one, at growing rates, for each size: how often does the report fail? Nobody is asked.
+         one, at growing rates, for each size: how often does the report fail? And how often does it
+         pass without any? Nobody is asked.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import argparse
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +34,21 @@ from quality_asking import (
     Progress,
     as_row,
     asking,
+    counts,
+    deciding,
     load,
     put_section,
     save,
     say,
     served,
 )
-from quality_damage import RATES, Pool, caught_share, figures_of, pool_of
+from quality_power import power_text, run_power
 
 from kvtune.autotune.cli.quality_subjects import chosen_suites
-from kvtune.autotune.quality.answers import AGAIN_CONCURRENCY, CONCURRENCY, Pass
-from kvtune.autotune.quality.subjects import Opened
+from kvtune.autotune.quality.answers import AGAIN_CONCURRENCY, CONCURRENCY, Pass, Questions
 from kvtune.engines.base import Engine
 from kvtune.engines.vllm.engine import VllmEngine
+from kvtune.errors import EngineError
 from kvtune.profilers.load import runtime
 from kvtune.profilers.quality.compare import Asked, ask_suites, compare
 from kvtune.profilers.quality.suite import Size, Suite, SuitePlan
@@ -55,87 +60,123 @@ MOST_BATCHED_TOKENS = (2048, 512, 4096)
 
 CANDIDATE_CONCURRENCY = (16, 3, 24)
 OTHER_SEED = 1000
-
-SIZES = (Size.SCREEN, Size.STANDARD, Size.FULL)
-ENOUGH_POWER = 0.8
+DIED = "died"
 ALLOWED_ALARMS = 0.05
 
 
-def run_alarms(
-    options: argparse.Namespace, results: dict[str, Any], engine: Engine, suites: Sequence[Suite]
-) -> None:
-    """Add runs to the results until there are enough."""
-    runs: list[dict[str, Any]] = results.setdefault("alarms", [])
-    waiting: tuple[Asked, Asked] | None = None
-    first = len(runs)
-    for number in range(first, options.runs + 1 if first < options.runs else first):
+@dataclass(frozen=True, slots=True)
+class Time:
+    """One time that a server is asked the items of a run."""
+
+    run: int
+    seed: int
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alarms:
+    """Runs of vLLM against itself."""
+
+    options: argparse.Namespace
+    engine: Engine
+    suites: Sequence[Suite]
+
+    def add(self, results: dict[str, Any]) -> None:
+        """Add runs to the results until there are enough."""
+        runs: list[dict[str, Any]] = results.setdefault("alarms", [])
+        theirs: Asked | EngineError | None = None
+        while (number := len(runs)) < self.options.runs:
+            first = Time(number, number, CONCURRENCY)
+            if theirs is None:
+                [theirs] = self._answers(number, [first])
+            if isinstance(theirs, EngineError):
+                runs.append(self._died(number, theirs))
+                theirs = None
+            else:
+                following = Time(number + 1, number + 1, CONCURRENCY)
+                times = [self._candidate(number), following]
+                ours, *rest = self._answers(number + 1, times[: self.options.runs - number])
+                runs.append(self._judged(number, theirs, ours))
+                # A server that died as a candidate is started again to be a baseline.
+                theirs = None if isinstance(ours, EngineError) or not rest else rest[0]
+            save(self.options.output, results)
+
+    def _candidate(self, number: int) -> Time:
+        seed = number + (OTHER_SEED if number % 2 else 0)
+        return Time(number, seed, CANDIDATE_CONCURRENCY[number % len(CANDIDATE_CONCURRENCY)])
+
+    def _judged(self, number: int, theirs: Asked, ours: Asked | EngineError) -> dict[str, Any]:
+        """What the report of a run says, or that a server died."""
+        if isinstance(ours, EngineError):
+            return self._died(number, ours)
+        known = {suite.name: suite for suite in self.suites}
+        again: list[Asked] = []
+        report = compare(ours, theirs, suites=known)
+        if report.outcome == "fail":
+            say(f"run {number + 1} fails unless the baseline itself differs as much: asking it")
+            [second] = self._answers(number, [Time(number, number + 1, AGAIN_CONCURRENCY)])
+            if isinstance(second, EngineError):
+                return self._died(number, second)
+            again = [second]
+            report = compare(ours, theirs, second, suites=known)
+        failed = [as_row(figure) for figure in report.figures if figure.outcome == "fail"]
+        say(
+            f"run {number + 1} of {self.options.runs}: {report.outcome}, "
+            f"{len(failed)} figures failed"
+        )
+        return {
+            "number": number,
+            "outcome": report.outcome,
+            "baseline": report.baseline,
+            "candidate": report.candidate,
+            "concurrency": ours.concurrency,
+            "sampling_seed": ours.seed,
+            "asked_s": [asked.wall_s for asked in (theirs, *again, ours)],
+            "figures": len(report.figures),
+            "outcomes": Counter(figure.outcome for figure in report.figures),
+            "failed": failed,
+            "samples": [each.model_dump(mode="json") for each in report.samples] if failed else [],
+        }
+
+    def _died(self, number: int, error: EngineError) -> dict[str, Any]:
+        say(f"run {number + 1} of {self.options.runs}: {error.message}")
+        return {"number": number, "outcome": DIED, "because": error.message}
+
+    def _answers(self, server: int, times: Sequence[Time]) -> list[Asked | EngineError]:
+        """What a server answers each time; from when it died on, the error."""
+        arguments = {
+            "max-num-seqs": MOST_SEQS[server % len(MOST_SEQS)],
+            "max-num-batched-tokens": MOST_BATCHED_TOKENS[server % len(MOST_BATCHED_TOKENS)],
+        }
+        found: list[Asked | EngineError] = []
         with tempfile.TemporaryDirectory() as folder:
-            arguments = {
-                "max-num-seqs": MOST_SEQS[number % len(MOST_SEQS)],
-                "max-num-batched-tokens": MOST_BATCHED_TOKENS[number % len(MOST_BATCHED_TOKENS)],
-            }
-            subject = served(engine, options.model, Path(folder), arguments)
-            with subject.open(Progress(), lambda done, total: None) as opened:
-                if waiting is not None:
-                    runs.append(_run(options, number - 1, opened, subject.by, waiting, suites))
-                    save(options.output, results)
-                if number < options.runs:
-                    plan = _plan(options, number)
-                    waiting = (
-                        _asked(opened, suites, plan, plan.seed, CONCURRENCY, subject.by),
-                        _asked(opened, suites, plan, plan.seed + 1, AGAIN_CONCURRENCY, subject.by),
-                    )
+            subject = served(self.engine, self.options.model, Path(folder), arguments)
+            try:
+                with subject.open(Progress(), lambda done, total: None) as opened:
+                    for time in times:
+                        asked = runtime.run(
+                            ask_suites(
+                                self.suites,
+                                self._plan(time.run),
+                                opened.asker,
+                                seed=time.seed,
+                                concurrency=time.concurrency,
+                                by=subject.by,
+                            )
+                        )
+                        opened.check()
+                        found.append(asked)
+            except EngineError as error:
+                found += [error] * (len(times) - len(found))
+        return found
 
-
-def _run(
-    options: argparse.Namespace,
-    number: int,
-    opened: Opened,
-    by: str,
-    baseline: tuple[Asked, Asked],
-    suites: Sequence[Suite],
-) -> dict[str, Any]:
-    """Ask the candidate of a run, and say what its report says."""
-    plan = _plan(options, number)
-    seed = plan.seed + (OTHER_SEED if number % 2 else 0)
-    concurrency = CANDIDATE_CONCURRENCY[number % len(CANDIDATE_CONCURRENCY)]
-    ours = _asked(opened, suites, plan, seed, concurrency, by)
-    known = {suite.name: suite for suite in suites}
-    report = compare(ours, *baseline, suites=known)
-    failed = [as_row(figure, known) for figure in report.figures if figure.outcome == "fail"]
-    say(f"run {number + 1} of {options.runs}: {report.outcome}, {len(failed)} figures failed")
-    return {
-        "number": number,
-        "outcome": report.outcome,
-        "baseline": report.baseline,
-        "candidate": report.candidate,
-        "concurrency": concurrency,
-        "sampling_seed": seed,
-        "asked_s": [asked.wall_s for asked in (*baseline, ours)],
-        "figures": len(report.figures),
-        "outcomes": Counter(figure.outcome for figure in report.figures),
-        "failed": failed,
-        "samples": [sample.model_dump(mode="json") for sample in report.samples] if failed else [],
-    }
-
-
-def _plan(options: argparse.Namespace, number: int) -> SuitePlan:
-    return SuitePlan(
-        size=Size.SCREEN,
-        seed=number,
-        per_category=1 if options.smoke else None,
-        max_tokens=CONTEXT_TOKENS,
-    )
-
-
-def _asked(
-    opened: Opened, suites: Sequence[Suite], plan: SuitePlan, seed: int, concurrency: int, by: str
-) -> Asked:
-    found = runtime.run(
-        ask_suites(suites, plan, opened.asker, seed=seed, concurrency=concurrency, by=by)
-    )
-    opened.check()
-    return found
+    def _plan(self, number: int) -> SuitePlan:
+        return SuitePlan(
+            size=Size.SCREEN,
+            seed=number,
+            per_category=1 if self.options.smoke else None,
+            max_tokens=CONTEXT_TOKENS,
+        )
 
 
 def recorded(
@@ -149,7 +190,7 @@ def recorded(
     )
     with (
         tempfile.TemporaryDirectory() as folder,
-        asking(suites, plan, options.output, Progress()) as run,
+        asking(Questions(tuple(suites), plan), options.output, Progress()) as run,
     ):
         stock = served(engine, options.model, Path(folder), {})
         other = served(engine, options.model, Path(folder), {"max-num-seqs": 8})
@@ -158,75 +199,6 @@ def recorded(
             [Pass("the baseline", 0, CONCURRENCY), Pass("again", 1, AGAIN_CONCURRENCY)],
         )
         return [*both, *run.ask(other, [Pass("restarted", 0, CONCURRENCY)])], plan
-
-
-def run_power(
-    options: argparse.Namespace,
-    results: dict[str, Any],
-    asked: Sequence[Asked],
-    plan: SuitePlan,
-    suites: Sequence[Suite],
-) -> None:
-    """Add to the results how often each damage is noticed."""
-    pools = {suite.name: pool_of(suite, *asked) for suite in suites}
-    found: dict[str, Any] = results.setdefault("power", {})
-    simulations = 4 if options.smoke else options.simulations
-    for size in SIZES:
-        counts = {suite.name: _counts(suite, plan, size, pools[suite.name]) for suite in suites}
-        together = sum(figures_of(pools[name], counts[name]) for name in counts) + 1
-        for suite in suites:
-            own = counts[suite.name]
-            for scope in ("everywhere", "one category"):
-                key = f"{suite.name}/{size}/{scope}"
-                if key in found or not own:
-                    continue
-                damaged = set(own) if scope == "everywhere" else {pools[suite.name].strongest}
-                rates = _rates(
-                    partial(
-                        caught_share,
-                        pools[suite.name],
-                        own,
-                        damaged,
-                        padding=together - figures_of(pools[suite.name], own),
-                        simulations=simulations,
-                    )
-                )
-                found[key] = {
-                    "suite": suite.name,
-                    "size": size.value,
-                    "scope": scope,
-                    "category": None if scope == "everywhere" else pools[suite.name].strongest,
-                    "items": sum(own[category] for category in damaged),
-                    "figures_together": together,
-                    "rates": rates,
-                    "caught_at": _caught_at(rates),
-                }
-                save(options.output, results)
-                say(f"{key}: {found[key]['caught_at']}")
-
-
-def _counts(suite: Suite, plan: SuitePlan, size: Size, pool: Pool) -> dict[str, int]:
-    """Items of each category at a size, of those categories that were recorded."""
-    wanted = SuitePlan(size=size, per_category=plan.per_category, max_tokens=plan.max_tokens)
-    found = Counter(item.category for item in suite.items(wanted))
-    return {category: found[category] for category in pool.units if found[category]}
-
-
-def _rates(caught: Callable[[float], float]) -> dict[str, float]:
-    """How often no damage is noticed, and the rates around the smallest one that is: a bisection,
-    as more damage is noticed more often."""
-    found = {0.0: caught(0.0)}
-    low, high = 0, len(RATES)
-    while low < high:
-        middle = (low + high) // 2
-        found[RATES[middle]] = caught(RATES[middle])
-        low, high = (low, middle) if found[RATES[middle]] >= ENOUGH_POWER else (middle + 1, high)
-    return {str(rate): found[rate] for rate in sorted(found)}
-
-
-def _caught_at(rates: Mapping[str, float]) -> float | None:
-    """The smallest rate that is noticed often enough."""
-    return next((float(rate) for rate, share in rates.items() if share >= ENOUGH_POWER), None)
 
 
 def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -245,76 +217,62 @@ def _where(rising: Callable[[float], float], value: float) -> float:
     return (low + high) / 2
 
 
-def alarm_text(runs: Sequence[Mapping[str, Any]]) -> str:
+def alarm_text(runs: Sequence[Mapping[str, Any]], suites: Sequence[Suite]) -> str:
     """The runs of a configuration against itself, as Markdown."""
-    failed = [run for run in runs if run["outcome"] == "fail"]
-    low, high = clopper_pearson(len(failed), len(runs))
-    outcomes = Counter(run["outcome"] for run in runs)
-    seconds = sorted(run["asked_s"][-1] for run in runs)
+    died = [run for run in runs if run["outcome"] == DIED]
+    judged = [run for run in runs if run["outcome"] != DIED]
     lines = [
         f"{len(runs)} screens of vLLM against itself, each with items of its own and two servers "
-        "(a restart, another max-num-seqs and max-num-batched-tokens, another concurrency, every "
-        "second time another sampling seed):",
+        "(a restart, another max-num-seqs and max-num-batched-tokens, another concurrency, and "
+        "sampled answers drawn anew). A failure has to exceed what the baseline shows against "
+        "itself too; its second time was asked where a run failed without it, after one more "
+        "restart:",
         "",
-        f"- {len(failed)} failed: {100 * len(failed) / len(runs):.1f}% ({100 * low:.1f}% to "
-        f"{100 * high:.1f}% at 95%, Clopper-Pearson), {100 * ALLOWED_ALARMS:.0f}% allowed",
-        f"- {outcomes['pass']} passed, {outcomes['unclear']} were unclear: screens cannot "
-        "support the limits with so few items",
-        f"- asking a screen took {seconds[0]:.0f} to {seconds[-1]:.0f} s, "
-        f"median {seconds[len(seconds) // 2]:.0f} s",
     ]
-    figures = [(run["number"], figure) for run in runs for figure in run["failed"]]
+    if judged:
+        lines += _judged_lines(judged)
+    figures = [(run["number"], figure) for run in judged for figure in run["failed"]]
     lines.append(
-        f"- of {sum(run['figures'] for run in runs)} figures {len(figures)} failed"
+        f"- of {sum(run['figures'] for run in judged)} figures {len(figures)} failed"
         + (":" if figures else "")
     )
+    decide = deciding(suites)
     for number, figure in figures:
-        decides = "" if figure["counts"] else " (does not decide a report)"
+        decides = "" if counts(figure, decide) else " (does not decide a report)"
         category = figure["category"] or "all"
         lines.append(
             f"  - run {number}: {figure['suite']}/{category} {figure['metric']}{decides}: "
             f"{figure['because']}"
         )
-    return "\n".join(lines)
-
-
-def power_text(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """The smallest damage that is noticed, as Markdown."""
-    names = list(dict.fromkeys(row["suite"] for row in found.values()))
-    lines = [
-        f"The smallest rate of damaged answers (for fidelity: of damaged tokens) at which at least "
-        f"{100 * ENOUGH_POWER:.0f}% of reports fail, by simulation from recorded answers of real "
-        f"vLLM; the rates tried are {', '.join(f'{100 * rate:g}%' for rate in RATES)}. "
-        "*One category*: only the one in which the baseline is strongest is damaged. Behind each "
-        'rate, how many items may be struck. "never": not even when all are.',
-        "",
-        "| suite | damaged |" + "".join(f" {size} |" for size in SIZES),
-        "|---|---|" + "---|" * len(SIZES),
+    lines += [
+        f"- run {run['number']} says nothing, a server died: {run['because']}" for run in died
     ]
-    for name in names:
-        for scope in ("everywhere", "one category"):
-            rows = [found.get(f"{name}/{size}/{scope}") for size in SIZES]
-            category = next((row["category"] for row in rows if row and row["category"]), "")
-            damaged = f"{scope} ({category})" if category else scope
-            lines.append(f"| {name} | {damaged} |" + "".join(f" {_rate(row)} |" for row in rows))
-    none = [row["rates"]["0.0"] for row in found.values() if row["scope"] == "everywhere"]
-    lines += ["", f"Without damage, {100 * sum(none) / len(none):.1f}% of these reports fail."]
     return "\n".join(lines)
 
 
-def _rate(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return "-"
-    caught = row["caught_at"]
-    words = "never" if caught is None else f"{100 * caught:g}%"
-    return f"{words} of {row['items']}"
+def _judged_lines(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    outcomes = Counter(run["outcome"] for run in runs)
+    failed = outcomes["fail"]
+    low, high = clopper_pearson(failed, len(runs))
+    seconds = sorted(run["asked_s"][-1] for run in runs)
+    yield (
+        f"- {failed} failed: {100 * failed / len(runs):.1f}% ({100 * low:.1f}% to "
+        f"{100 * high:.1f}% at 95%, Clopper-Pearson), {100 * ALLOWED_ALARMS:.0f}% allowed"
+    )
+    yield (
+        f"- {outcomes['pass']} passed, {outcomes['unclear']} were unclear: screens cannot "
+        "support the limits with so few items"
+    )
+    yield (
+        f"- asking a screen took {seconds[0]:.0f} to {seconds[-1]:.0f} s, "
+        f"median {seconds[len(seconds) // 2]:.0f} s"
+    )
 
 
-def _parts(options: argparse.Namespace, results: dict[str, Any]) -> None:
-    suites = chosen_suites(["needle", "fidelity"] if options.smoke else [], has_data=False)
+def _parts(options: argparse.Namespace, results: dict[str, Any], suites: Sequence[Suite]) -> None:
     with VllmEngine() as engine:
         if "alarms" in options.parts:
-            run_alarms(options, results, engine, suites)
+            Alarms(options, engine, suites).add(results)
         if {"record", "power"} & set(options.parts):
             asked, plan = recorded(options, engine, suites)
             results["recorded_s"] = [each.wall_s for each in asked]
@@ -323,12 +281,13 @@ def _parts(options: argparse.Namespace, results: dict[str, Any]) -> None:
                 run_power(options, results, asked, plan, suites)
 
 
-def _sections(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _sections(results: Mapping[str, Any], suites: Sequence[Suite]) -> Iterator[tuple[str, str]]:
     if results.get("alarms"):
-        yield "False alarms", alarm_text(results["alarms"])
+        yield "False alarms", alarm_text(results["alarms"], suites)
     if results.get("power"):
         seconds = ", ".join(f"{each:.0f}" for each in results["recorded_s"])
-        yield "Power", f"{power_text(results['power'])} A standard run took {seconds} s to ask."
+        text = power_text(results["power"], results.get("passes", {}))
+        yield "Power", f"{text}\n\nA standard run took {seconds} s to ask."
 
 
 def main() -> None:
@@ -346,10 +305,11 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a run or two of few items")
     options = parser.parse_args()
     if options.smoke:
-        options.runs = 1
+        options.runs = 2
     results = load(options.output)
-    _parts(options, results)
-    for title, text in _sections(results):
+    suites = chosen_suites(["needle", "fidelity"] if options.smoke else [], has_data=False)
+    _parts(options, results, suites)
+    for title, text in _sections(results, suites):
         if options.markdown is not None:
             put_section(options.markdown, title, text)
         print(f"## {title}\n\n{text}\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +17,14 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from kvtune.autotune.quality.answers import Pass, Questions
+from kvtune.autotune.quality.answers import AGAIN_CONCURRENCY, CONCURRENCY, Pass, Questions
 from kvtune.autotune.quality.run import QualityRun
 from kvtune.autotune.quality.subjects import ServedSubject, Subject
 from kvtune.autotune.reporting import Quiet
 from kvtune.engines.base import Engine, ServerSpec
 from kvtune.profilers.quality.compare import Asked, compare
-from kvtune.profilers.quality.limits import ANY
-from kvtune.profilers.quality.suite import Suite, SuitePlan
+from kvtune.profilers.quality.limits import ANY, BROKEN_OUTPUT, own_limits
+from kvtune.profilers.quality.suite import Answer, Item, Suite, SuitePlan
 from kvtune.store.database import open_store
 from kvtune.types import QualityFigure, QualityReport
 
@@ -65,22 +65,59 @@ class Progress(Quiet):
             say(f"  {done} of {total} answered")
 
 
+class Part(Suite):
+    """Some of a suite's items: those of some categories, then those from `start` up to `stop`."""
+
+    def __init__(
+        self,
+        suite: Suite,
+        categories: Collection[str] = (),
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.suite = suite
+        self.categories = categories
+        self.span = slice(start, stop)
+        self.name = name or suite.name
+        self.says = suite.says
+        self.metrics = suite.metrics
+
+    def items(self, plan: SuitePlan) -> tuple[Item, ...]:
+        """Those of the suite that are in this part."""
+        known = self.suite.items(plan)
+        chosen = (item for item in known if not self.categories or item.category in self.categories)
+        return tuple(chosen)[self.span]
+
+    def figures(
+        self, item: Item, ours: Answer, theirs: Answer
+    ) -> Mapping[str, tuple[float, float]]:
+        """The suite's."""
+        return self.suite.figures(item, ours, theirs)
+
+    def detail(self, item: Item, answer: Answer) -> str:
+        """The suite's."""
+        return self.suite.detail(item, answer)
+
+
 @contextmanager
 def asking(
-    suites: Sequence[Suite],
-    plan: SuitePlan,
+    questions: Questions,
     output: Path,
-    reporter: Progress,
+    reporter: Quiet,
     *,
-    concurrency: int = 16,
-    again_concurrency: int = 6,
+    concurrency: int = CONCURRENCY,
+    again_concurrency: int = AGAIN_CONCURRENCY,
+    restarts: bool = False,
 ) -> Iterator[QualityRun]:
     """What asks suites and keeps the answers beside the results."""
     with open_store(output.with_suffix(".db")) as history:
         yield QualityRun(
-            Questions(tuple(suites), plan),
+            questions,
             history,
             reporter,
+            restarts=restarts,
             concurrency=concurrency,
             again_concurrency=again_concurrency,
         )
@@ -99,15 +136,13 @@ def ask_by_suite(run: QualityRun, subject: Subject, one: Pass) -> Asked:
     return parts[0].model_copy(update=together)
 
 
-def judged(
-    run: QualityRun, baseline: Subject, candidate: Subject, *, again: bool = True
-) -> QualityReport:
-    """The report of a candidate, asked suite by suite; without `again` there is no noise floor."""
+def judged(run: QualityRun, baseline: Subject, candidate: Subject) -> QualityReport:
+    """The report of a candidate, asked suite by suite."""
     seed = run.questions.plan.seed
     theirs = ask_by_suite(run, baseline, Pass("the baseline", seed, run.concurrency))
     ours = ask_by_suite(run, candidate, Pass("the candidate", seed, run.concurrency))
     second = Pass("the baseline again", seed + 1, run.again_concurrency)
-    repeat = ask_by_suite(run, baseline, second) if again else None
+    repeat = ask_by_suite(run, baseline, second)
     known = {suite.name: suite for suite in run.questions.suites}
     return compare(ours, theirs, repeat, suites=known)
 
@@ -120,19 +155,23 @@ def served(
     return ServedSubject(engine, spec, log_path=folder / "server.log")
 
 
-def counts(figure: QualityFigure, suites: Mapping[str, Suite]) -> bool:
-    """Whether a figure decides a report to which nobody gave limits."""
-    if figure.suite == ANY or figure.kind == "level":
-        return True
-    return figure.metric == suites[figure.suite].metrics[0].name
+def deciding(suites: Iterable[Suite]) -> frozenset[tuple[str, str]]:
+    """The suites and metrics that decide a report to which nobody gave limits."""
+    own = {(limit.suite, limit.metric.name) for limit in own_limits(suites)}
+    return frozenset(own | {(ANY, BROKEN_OUTPUT.name)})
 
 
-def as_row(figure: QualityFigure, suites: Mapping[str, Suite]) -> dict[str, Any]:
+def counts(row: Mapping[str, Any], decide: Collection[tuple[str, str]]) -> bool:
+    """Whether a kept figure is one of those."""
+    return (row["suite"], row["metric"]) in decide
+
+
+def as_row(figure: QualityFigure) -> dict[str, Any]:
     """What results keep of a figure."""
     wanted = ("suite", "category", "metric", "outcome", "because", "items", "candidate", "baseline")
     found = figure.model_dump(mode="json", include=set(wanted))
     change = [figure.change.estimate, figure.change.low, figure.change.high]
-    return {**found, "change": change, "counts": counts(figure, suites)}
+    return {**found, "change": change}
 
 
 def load(output: Path) -> dict[str, Any]:

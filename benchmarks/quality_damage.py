@@ -9,14 +9,15 @@ has; the figures of all other suites count only for the correction for many figu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy
 
-from kvtune.profilers.quality import gate
+from kvtune.profilers.quality import gate, paired
 from kvtune.profilers.quality.compare import Asked, AskedSuite
-from kvtune.profilers.quality.figures import LEAST_HEADROOM, Row, evidence
+from kvtune.profilers.quality.figures import LEAST_HEADROOM, SIGNIFICANT, Evidence, Row, evidence
 from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Suite, TokenScores
 
 RATES = (
@@ -106,13 +107,9 @@ def pool_of(suite: Suite, theirs: Asked, again: Asked, ours: Asked) -> Pool:
 
 def figures_of(pool: Pool, counts: Mapping[str, int]) -> int:
     """How many figures of a suite can make a report fail, by category and all together."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for category in counts:
-        for row in (row for unit in pool.units[category] for row in unit.right):
-            if row.decides:
-                for of in (category, ""):
-                    groups.setdefault((row.metric.name, of), []).append(row)
-    return sum(evidence(rows, rows[0].metric.limit).something_to_lose for rows in groups.values())
+    return len(
+        _losable([row for name in counts for unit in pool.units[name] for row in unit.right])
+    )
 
 
 def caught_share(
@@ -130,18 +127,91 @@ def caught_share(
     figures of other suites.
     """
     rng = numpy.random.default_rng(0)
+    drawn = (list(_drawn(pool, counts, damaged, rate, rng)) for _ in range(simulations))
+    return sum(fails(rows, padding) for rows in drawn) / simulations
+
+
+def fails(rows: Sequence[Row], padding: int) -> bool:
+    """Whether the gate fails a report of these rows beside `padding` figures that nothing happened
+    to: what `gate.report` says, without the intervals that it builds for showing."""
+    found = _losable(rows)
+    adjusted = paired.holm([*(each.worse for each in found), *[1.0] * padding])
+    return any(
+        each.rule(probability, len(adjusted)).outcome == "fail"
+        for each, probability in zip(found, adjusted, strict=False)
+        if probability <= SIGNIFICANT
+    )
+
+
+def check_short_cut(
+    pool: Pool, counts: Mapping[str, int], damaged: Collection[str], *, padding: int
+) -> None:
+    """Stop if `fails` and the gate disagree at any of the rates."""
     others = [_bystander(number) for number in range(padding)]
-    caught = 0
+    for rate in (0.0, *RATES):
+        rng = numpy.random.default_rng(1)
+        rows = list(_drawn(pool, counts, damaged, rate, rng))
+        by_gate = gate.report([*rows, *others]).outcome == "fail"
+        if fails(rows, padding) != by_gate:
+            raise SystemExit(f"at a rate of {rate:g} the gate says otherwise: {by_gate}")
+
+
+def passing_share(
+    drawn: Sequence[tuple[Pool, Mapping[str, int]]],
+    open_figures: Counter[str],
+    *,
+    simulations: int,
+) -> float:
+    """The share of reports that pass when nothing is damaged.
+
+    Of the others, `open_figures` gets the deciding figures that do not pass.
+    """
+    rng = numpy.random.default_rng(2)
+    passed = 0
     for _ in range(simulations):
-        rows = list(others)
-        for category, count in counts.items():
-            units = pool.units[category]
-            for pick in rng.integers(len(units), size=count):
-                unit = units[pick]
-                struck = rng.binomial(unit.parts, rate if category in damaged else 0.0)
-                rows += unit.rows(int(struck))
-        caught += gate.report(rows).outcome == "fail"
-    return caught / simulations
+        rows = [row for pool, counts in drawn for row in _drawn(pool, counts, (), 0.0, rng)]
+        report = gate.report(rows)
+        passed += report.outcome == "pass"
+        open_figures.update(
+            f"{figure.suite}/{figure.category or 'all'} {figure.metric}"
+            for figure in report.figures
+            if figure.decides and figure.outcome != "pass"
+        )
+    return passed / simulations
+
+
+def _drawn(
+    pool: Pool,
+    counts: Mapping[str, int],
+    damaged: Collection[str],
+    rate: float,
+    rng: numpy.random.Generator,
+) -> Iterator[Row]:
+    """Rows of as many items of each category as `counts` says, drawn with replacement.
+
+    Each draw is an item of its own. Where items of several categories are about one text, the
+    n-th draws of all categories are.
+    """
+    for category, count in counts.items():
+        units = pool.units[category]
+        share = rate if category in damaged else 0.0
+        for number, pick in enumerate(rng.integers(len(units), size=count)):
+            unit = units[pick]
+            key = f"{category}/{number}"
+            for row in unit.rows(int(rng.binomial(unit.parts, share))):
+                about = f"{row.suite}/{number}" if row.about else ""
+                yield replace(row, item=key, about=about)
+
+
+def _losable(rows: Sequence[Row]) -> list[Evidence]:
+    """What decides a report and has something to lose, by category and all together."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row.decides:
+            for category in (row.category, ""):
+                groups.setdefault((row.suite, row.metric.name, category), []).append(row)
+    found = (evidence(own, own[0].metric.limit) for own in groups.values())
+    return [each for each in found if each.something_to_lose]
 
 
 def _part(asked: Asked, name: str) -> AskedSuite:
@@ -190,6 +260,7 @@ def _rows(suite: Suite, item: Item, ours: Answer, theirs: Answer, again: Answer)
             ours=mine,
             theirs=base,
             again=floor.get(name),
+            about=item.about,
         )
         for name, (mine, base) in suite.figures(item, ours, theirs).items()
     )

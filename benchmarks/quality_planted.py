@@ -28,6 +28,9 @@ from kvtune.policies.method_stack import MethodStack
 from kvtune.policies.plane import Plane, PlaneContext, TokenCodec, TokenPlane, full_plane
 from kvtune.types import Harm
 
+MORE_ITEMS = 24
+"""Of a category that the baseline itself gets right only now and then: six show no fault."""
+
 PLANTED = Paper("planted by a benchmark of kvtune", "none", 2026)
 
 
@@ -36,6 +39,8 @@ class Fault:
     """A fault, and the suites that should notice it (none: nobody knows, or nothing is wrong).
 
     `arguments` are what a server is started with, `stack` is what the reference engine runs.
+    `proves`: enough is asked for a right candidate to pass. `numbers` are items of a category for
+    suites that need more than others here, and `categories` all that a suite is asked of.
     """
 
     name: str
@@ -43,11 +48,22 @@ class Fault:
     expected: tuple[str, ...] = ()
     arguments: Mapping[str, JsonValue] = field(default_factory=dict)
     stack: MethodStack | None = None
+    proves: bool = False
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
-    def where(self) -> Literal["vllm", "reference"]:
+    def engine(self) -> Literal["vllm", "reference"]:
         """Who is asked."""
         return "vllm" if self.stack is None else "reference"
+
+    @property
+    def where(self) -> Literal["vllm", "reference", "proving"]:
+        """The part of the benchmark that asks."""
+        return "proving" if self.proves else self.engine
+
+
+FP8: Mapping[str, JsonValue] = {"kv-cache-dtype": "fp8"}
 
 
 class WrongScale(StoreMethod):
@@ -195,7 +211,7 @@ def faults(layers: int) -> tuple[Fault, ...]:
     window = LostMiddle()
     return (
         Fault("vllm-right", "nothing: other batches", arguments={"max-num-seqs": 8}),
-        Fault("fp8", "one byte a number, scale 1", arguments={"kv-cache-dtype": "fp8"}),
+        Fault("fp8", "one byte a number, scale 1", arguments=FP8),
         *(
             Fault(
                 name,
@@ -226,9 +242,18 @@ def faults(layers: int) -> tuple[Fault, ...]:
         ),
         Fault(
             "drops-the-system-prompt",
-            "an eviction that drops the tokens of system messages",
+            "an eviction that drops the tokens of system messages; "
+            f"{MORE_ITEMS} items of a category of leakage, tools and instructions/system",
             ("instructions", "leakage", "tools"),
             stack=_one(LostSystemPrompt()),
+            numbers=dict.fromkeys(("instructions", "leakage", "tools"), MORE_ITEMS),
+            categories={"instructions": ("system",)},
+        ),
+        Fault(
+            "fp8, to prove",
+            "fp8 again, asked as many items as the suites' own limits need",
+            arguments=FP8,
+            proves=True,
         ),
     )
 

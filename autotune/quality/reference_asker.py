@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kvtune.engines.reference.engine import ReferenceEngine
+    from kvtune.engines.reference.recording import Recording
     from kvtune.engines.reference.sequence import Sequence as CachedSequence
 
 TOP_TOKENS = 20
@@ -55,7 +56,10 @@ class ReferenceAsker:
     """An `Asker` for one stack of methods; the engine needs its tokenizer.
 
     `exact_prefill` as in `ReferenceEngine.start`. `on_progress` is told how many items are
-    answered, of how many.
+    answered, of how many. `recordings` keep prompts by their tokens as the model saw them: askers
+    that share them run each prompt once, whatever their stacks, and take nothing from prefix
+    caches. They take some 100 KB a token, and whoever made them lets go of them. Without an exact
+    prefill, prompts differ from stack to stack, and none is kept.
     """
 
     def __init__(
@@ -65,11 +69,13 @@ class ReferenceAsker:
         *,
         exact_prefill: bool = True,
         on_progress: Callable[[int, int], None] | None = None,
+        recordings: MutableMapping[tuple[int, ...], Recording] | None = None,
     ) -> None:
         self.engine = engine
         self.stack = stack or MethodStack()
         self.exact_prefill = exact_prefill
         self.on_progress = on_progress
+        self.recordings = recordings
 
     async def ask(self, items: Sequence[Item], *, seed: int, concurrency: int) -> list[Answer]:
         """Answer every item, `concurrency` in a batch, prompts of similar lengths together."""
@@ -131,7 +137,7 @@ class ReferenceAsker:
 
     def _generate(self, asked: Sequence[_Asked], new: Sequence[Sequence[int]]) -> None:
         """Read new tokens of each item, then decode until it stops or has all it may."""
-        logits = self.engine.prefill([one.sequence for one in asked], new)
+        logits = self._read([one.sequence for one in asked], new)
         for one, row in zip(asked, logits, strict=True):
             one.made = [_sample(row, one)]
         running = [one for one in asked if self._goes_on(one)]
@@ -148,6 +154,23 @@ class ReferenceAsker:
             one.texts.append(self.engine.tokenizer.decode(shown, skip_special_tokens=True))
             one.tokens.append(len(one.made))
             one.reasons.append("stop" if stopped else "length")
+
+    def _read(
+        self, sequences: Sequence[CachedSequence], prompts: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        """The logits [V] after each prompt; of a first one, from its recording."""
+        recordings = self.recordings if self.exact_prefill else None
+        if recordings is None or any(sequence.seen_tokens for sequence in sequences):
+            return self.engine.prefill(sequences, prompts)
+        from kvtune.engines.reference.recording import record, replay
+
+        found = []
+        for sequence, prompt in zip(sequences, prompts, strict=True):
+            known = recordings.get(tuple(prompt)) or record(self.engine, prompt)
+            recordings[known.prompt] = known
+            replay(self.engine, sequence, known)
+            found.append(known.logits)
+        return found
 
     def _goes_on(self, one: _Asked) -> bool:
         return one.made[-1] not in self._stop_ids and len(one.made) < one.item.output_tokens
@@ -200,7 +223,12 @@ class ReferenceAsker:
             if len(scored) <= (0 if context else 1):
                 raise BadInput("the text has no token to score")
             text.ids = scored[read:]
-            text.read(self.engine, context, scored[:read])
+            if context:
+                (logits,) = self._read([text.sequence], [context])
+                text.note(logits[None], text.ids[:1])
+            else:
+                (rows,) = self.engine.prefill([text.sequence], [scored[:read]], every=True)
+                text.note(rows, scored[1 : read + 1])
         acts = any(method.acts != "prefill" for method in self.stack.evictors)
         size = 1 if acts or self.stack.selection is not None else FORCED_TOKENS
         for start in range(0, max(len(text.ids) for text in forced), size):
@@ -233,12 +261,6 @@ class _Forced:
         self._seen: list[int] = []
         self._logprobs: list[float] = []
         self._top: list[dict[int, float]] = []
-
-    def read(self, engine: ReferenceEngine, context: list[int], start: list[int]) -> None:
-        """Read the context, or the start of a text that has none; the latter is scored."""
-        (logits,) = engine.prefill([self.sequence], [context + start], every=not context)
-        rows = logits.reshape(-1, logits.shape[-1])
-        self.note(rows, [*start[1:], self.ids[0]])
 
     def note(self, logits: Tensor, token_ids: Sequence[int]) -> None:
         """Keep what logits [n, V] say of the tokens that come next; the last may be unknown."""

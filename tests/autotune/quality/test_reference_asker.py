@@ -1,6 +1,7 @@
 """The reference engine answers items on one cache each, and scores texts after their contexts."""
 
 import asyncio
+import dataclasses
 
 import pytest
 import torch
@@ -46,8 +47,8 @@ def engine():
     return ReferenceEngine(model, tokenizer)
 
 
-def ask(engine, items, stack="full", *, seed=0, concurrency=4):
-    asker = ReferenceAsker(engine, parse_stack(stack))
+def ask(engine, items, stack="full", *, seed=0, concurrency=4, **more):
+    asker = ReferenceAsker(engine, parse_stack(stack), **more)
     return asyncio.run(asker.ask(items, seed=seed, concurrency=concurrency))
 
 
@@ -183,3 +184,42 @@ def test_progress_counts_answers(engine):
     items = [Item(str(n), "x", prompt=words(9), output_tokens=1) for n in range(3)]
     asyncio.run(asker.ask(items, seed=0, concurrency=2))
     assert told == [(2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        "full",
+        "snapkv:budget_tokens=8,window_tokens=2",
+        "streaming-llm:sink_tokens=2,window_tokens=14",
+        "kvzip:kept_ratio=0.5",
+    ],
+)
+def test_a_recorded_prompt_is_answered_as_if_it_was_read(engine, stack, monkeypatch):
+    asked = [
+        Item(f"g{n}", "x", prompt=words(20 + n, n), follow_ups=(f" {words(4, 9)}",))
+        for n in range(3)
+    ]
+    items = [
+        *(dataclasses.replace(item, output_tokens=5) for item in asked),
+        Item("s", "x", prompt=words(30, 5), scored=words(20, 6)),
+        Item("t", "x", prompt="", scored=words(20, 7)),
+    ]
+    read, recordings = ask(engine, items, stack), {}
+    ask(engine, items, recordings=recordings)
+    assert set(recordings) == {tuple(ids(item.prompt)) for item in items[:4]}
+    monkeypatch.setattr("kvtune.engines.reference.recording.record", None)
+    replayed = ask(engine, items, stack, recordings=recordings)
+    for one, other in zip(read, replayed, strict=True):
+        assert one.error is None
+        assert other.texts == one.texts
+        if one.scores is not None:
+            assert other.scores.token_ids == one.scores.token_ids
+            assert other.scores.logprobs == pytest.approx(one.scores.logprobs, abs=1e-4)
+
+
+def test_no_prompt_is_recorded_where_stacks_read_their_own(engine):
+    recordings = {}
+    item = Item("a", "x", prompt=words(20), output_tokens=2)
+    ask(engine, [item], exact_prefill=False, recordings=recordings)
+    assert recordings == {}
