@@ -224,11 +224,11 @@ class ReferenceAsker:
                 raise BadInput("the text has no token to score")
             text.ids = scored[read:]
             if context:
-                (logits,) = self._read([text.sequence], [context])
-                text.note(logits[None], text.ids[:1])
+                (last,) = self._read([text.sequence], [context])
+                text.note(last[None], text.ids[:1])
             else:
-                (rows,) = self.engine.prefill([text.sequence], [scored[:read]], every=True)
-                text.note(rows, scored[1 : read + 1])
+                (each,) = self.engine.prefill([text.sequence], [scored[:read]], every=True)
+                text.note(each, scored[1 : read + 1])
         acts = any(method.acts != "prefill" for method in self.stack.evictors)
         size = 1 if acts or self.stack.selection is not None else FORCED_TOKENS
         for start in range(0, max(len(text.ids) for text in forced), size):
