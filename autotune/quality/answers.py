@@ -26,8 +26,8 @@ from kvtune.types import QualityReport, Request, fingerprint_of
 if TYPE_CHECKING:
     from kvtune.store.database import Store
 
-CONCURRENCY = 16
-AGAIN_CONCURRENCY = 6
+CONCURRENCY = 32
+AGAIN_CONCURRENCY = 12
 """Other batches than the first time, so that what batches change counts as noise."""
 
 

@@ -102,14 +102,13 @@ class LengthShift(Suite):
     ) -> Mapping[str, tuple[float, float]]:
         """Lengths, endings and repetition of both answers."""
         mine, base = sum(ours.output_tokens), sum(theirs.output_tokens)
-        found = {
-            "endless": (_endless(ours), _endless(theirs)),
-            "repetition": (repetition(_text(ours)), repetition(_text(theirs))),
-        }
+        found: dict[str, tuple[float, float]] = {}
         if not (_endless(ours) and _endless(theirs)):
             name = "sampled-length" if item.temperature else "length"
             found[name] = (math.log(max(1, mine)), math.log(max(1, base)))
             found["long"] = (float(mine > LONG_RATIO * base), float(base > LONG_RATIO * mine))
+        found["endless"] = (_endless(ours), _endless(theirs))
+        found["repetition"] = (repetition(_text(ours)), repetition(_text(theirs)))
         return found
 
     def detail(self, item: Item, answer: Answer) -> str:

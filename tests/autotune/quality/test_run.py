@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from kvtune.autotune.quality.answers import CONCURRENCY, Questions
+from kvtune.autotune.quality.answers import AGAIN_CONCURRENCY, CONCURRENCY, Questions
 from kvtune.autotune.quality.run import QualityRun
 from kvtune.autotune.quality.subjects import Opened, Subject
 from kvtune.autotune.reporting import Quiet
@@ -63,7 +63,10 @@ def run(store, *suites, plan=None, **options):
 def test_the_baseline_is_asked_twice_with_other_seed_and_concurrency(store):
     base, ours = Told("base"), Told("ours")
     report = run(store).compare("m", base, ours)
-    assert [(seed, at_once) for _, seed, at_once in base.asked] == [(3, CONCURRENCY), (4, 6)]
+    assert [(seed, at_once) for _, seed, at_once in base.asked] == [
+        (3, CONCURRENCY),
+        (4, AGAIN_CONCURRENCY),
+    ]
     assert [(seed, at_once) for _, seed, at_once in ours.asked] == [(3, CONCURRENCY)]
     assert base.opened == 1
     assert report.outcome == "pass"
@@ -79,7 +82,7 @@ def test_a_baseline_beside_itself_is_asked_a_third_time(store):
     run(store).compare("m", base, base)
     assert [(seed, at_once) for _, seed, at_once in base.asked] == [
         (3, CONCURRENCY),
-        (4, 6),
+        (4, AGAIN_CONCURRENCY),
         (3, CONCURRENCY),
     ]
     assert base.opened == 2

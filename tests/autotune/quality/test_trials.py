@@ -9,7 +9,7 @@ from contracts.store_values import a_quality_report
 
 from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import QualityRules
-from kvtune.autotune.quality.answers import CONCURRENCY
+from kvtune.autotune.quality.answers import AGAIN_CONCURRENCY, CONCURRENCY
 from kvtune.autotune.quality.sizing import (
     ITEM_S,
     MOST_PER_CATEGORY,
@@ -287,7 +287,7 @@ def test_the_stock_defaults_are_asked_at_two_servers_what_finalists_are_asked(
     assert questioned.launched == [{}, {}, {"kv-cache-dtype": 1}]
     assert [(one.seed, one.concurrency) for one in questioned.asked] == [
         (0, CONCURRENCY),
-        (1, 6),
+        (1, AGAIN_CONCURRENCY),
         (0, CONCURRENCY),
     ]
 
