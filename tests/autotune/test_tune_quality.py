@@ -17,7 +17,7 @@ from contracts.questions import (
 
 from kvtune.autotune.handover import serving_config
 from kvtune.autotune.limits import Budget, QualityRules
-from kvtune.autotune.quality.answers import CONCURRENCY
+from kvtune.autotune.quality.answers import AGAIN_CONCURRENCY, CONCURRENCY
 from kvtune.autotune.quality.words import NOT_ASKED
 from kvtune.errors import BadGoal
 from kvtune.profilers.quality.suite import Size
@@ -63,12 +63,12 @@ def test_everybody_is_asked_at_the_servers_that_are_measured(search, questioned)
     screen, standard = SCREEN_ITEMS, STANDARD_ITEMS
     assert asked == [
         (False, screen, 0, CONCURRENCY),
-        (False, screen, 1, 6),
+        (False, screen, 1, AGAIN_CONCURRENCY),
         (True, screen, 0, CONCURRENCY),
         (True, screen, 0, CONCURRENCY),
         (False, standard, 0, CONCURRENCY),
         (True, standard, 0, CONCURRENCY),
-        (False, standard, 1, 6),
+        (False, standard, 1, AGAIN_CONCURRENCY),
     ], "the defaults twice at each size, two trials, one finalist; a restart before the last time"
 
 

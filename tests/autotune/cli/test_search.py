@@ -209,7 +209,7 @@ def test_how_long_a_server_may_be_silent_is_the_users_choice(option, seconds, kv
     kvtune("workload", "make", "--requests", 8, "-o", workload)
     words = ("profile", "--engine", "simulated", "--model", "org/tiny", "--workload", workload)
     began_s = time.monotonic()
-    slow = ("--engine-args", "--simulate-hang-after-requests 5 --simulate-time-scale 0.01")
+    slow = ("--engine-args", "--simulate-hang-after-requests 7 --simulate-time-scale 0.01")
     said = kvtune(*words, *slow, option, seconds, code=3)
     assert f" {seconds} s" in said.err
     assert time.monotonic() - began_s < 30

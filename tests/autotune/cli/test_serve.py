@@ -1,5 +1,6 @@
 """`kvtune serve`: what is started is what was found, until Ctrl-C."""
 
+import contextlib
 import json
 import os
 import signal
@@ -81,8 +82,10 @@ def test_a_server_that_dies_is_exit_code_3_with_its_last_words(
     def launch_and_kill(self, spec, **options):
         server = launch(self, spec, **options)
         for one in psutil.Process().children(recursive=True):
-            if "kvtune.engines.simulated.server" in one.cmdline() and str(port) in one.cmdline():
-                one.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # another test's, that just ended
+                words = one.cmdline()
+                if "kvtune.engines.simulated.server" in words and str(port) in words:
+                    one.kill()
         return server
 
     monkeypatch.setattr(SimulatedEngine, "launch", launch_and_kill)
