@@ -67,7 +67,7 @@ def measure_ceilings(device: Device, threads: int | None = None, budget_s: float
     Raises:
         BadInput: no thread, or no time.
         MissingExtra: a GPU, and no torch that can use it.
-        KvtuneError: too little memory is free for buffers larger than the cache.
+        KvtuneError: too little memory is free for buffers larger than the cache, or the GPU fails.
     """
     if threads is not None and threads < 1:
         raise BadInput(f"{threads} threads cannot read", fix="give 1 or more")
@@ -297,11 +297,11 @@ def _measure_cuda(device: Device, budget_s: float) -> Ceilings:
     torch = _torch_for_cuda()
     free_bytes, _ = torch.cuda.mem_get_info(0)
     size_bytes = buffer_bytes(1, CUDA_CACHE_BYTES, free_bytes)
-    with GpuSampler(0.1) as sampler:
+    with GpuSampler(0.1) as sampler, _saying_what_fails():
         jobs = cuda_jobs(torch, "cuda:0", size_bytes, CUDA_MATRIX_ROWS, _event_time(torch))
         rates = best_rates(jobs, budget_s)
-    del jobs
-    torch.cuda.empty_cache()
+        del jobs
+        torch.cuda.empty_cache()
     held_back = sorted({why for sample in sampler.samples for why in sample.slowed_by})
     return _ceilings(
         device,
@@ -312,6 +312,18 @@ def _measure_cuda(device: Device, budget_s: float) -> Ceilings:
         f"{size_bytes / MIB:.0f} MiB; matrix: {CUDA_MATRIX_ROWS} rows; clocks held back by: "
         f"{', '.join(held_back) or sampler.note or 'nothing'}",
     )
+
+
+@contextmanager
+def _saying_what_fails() -> Iterator[None]:
+    """Turn an error of CUDA into one that only ends the measuring."""
+    try:
+        yield
+    except RuntimeError as error:  # Of torch's errors, also those of memory are such ones.
+        raise KvtuneError(
+            f"the GPU fails ({str(error).partition(chr(10))[0]})",
+            fix="measure while nothing else uses it, with a torch that was built for it",
+        ) from None
 
 
 def cuda_jobs(

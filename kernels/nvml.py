@@ -23,6 +23,9 @@ from kvtune.types import GpuUse
 GPM_INTERVAL_S = 0.2
 """Between two looks; NVML asks for more than 0.1 s, for GPM counts no finer."""
 
+ANSWER_S = 10.0
+"""How long NVML is waited for. A GPU that fell off the bus may keep it from ever answering."""
+
 COST_SHARE = 0.001
 """The most that sampling may take of one CPU core; samples are taken less often to keep it."""
 
@@ -83,8 +86,9 @@ class GpuSampler:
         nvml: a module with the functions of `pynvml`; None imports the installed one.
         environment: where `CUDA_VISIBLE_DEVICES` is read from; None is this process's.
 
-    The block begins after the first look. Nothing is raised where there is no GPU or it stops
-    answering: `samples` has what was seen, and `note` says in one line why there is no more.
+    The block begins after the first look, or `ANSWER_S` without one. Nothing is raised where there
+    is no GPU or it stops answering: `samples` has what was seen, and `note` says in one line why
+    there is no more.
     """
 
     def __init__(
@@ -108,12 +112,14 @@ class GpuSampler:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._begun.wait()
+        self._begun.wait(ANSWER_S)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(ANSWER_S)
+        if self._thread.is_alive():
+            self.note = "NVML does not answer"
 
     def _run(self) -> None:
         try:

@@ -46,16 +46,17 @@ async def watch(
     """
     async with Scraper(endpoint) as scraper:
         follower = Follower(scraper)
-        if not await follower.read():
-            where = without_query(endpoint.metrics_url or endpoint.url)
-            raise EngineError(
-                FailureClass.REQUEST_ERRORS,
-                f"the metrics of {where} cannot be read: {'; '.join(scraper.problems)}",
-                fix="check the address; vLLM serves its metrics on the port of its API, and "
-                "--metrics-url names another place",
-            )
-        start_s = follower.heard_s
+        # NVML may take long to start: what is watched begins after it.
         with GpuSampler() as sampled:
+            if not await follower.read():
+                where = without_query(endpoint.metrics_url or endpoint.url)
+                raise EngineError(
+                    FailureClass.REQUEST_ERRORS,
+                    f"the metrics of {where} cannot be read: {'; '.join(scraper.problems)}",
+                    fix="check the address; vLLM serves its metrics on the port of its API, and "
+                    "--metrics-url names another place",
+                )
+            start_s = follower.heard_s
             sampler = asyncio.create_task(_sample(follower, interval_s))
             try:
                 while (elapsed_s := time.perf_counter() - start_s) < duration_s:

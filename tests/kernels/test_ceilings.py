@@ -329,6 +329,25 @@ def test_a_full_gpu_is_not_measured():
             measure_ceilings(GPU)
 
 
+def test_a_gpu_that_fails_ends_only_the_measuring(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("CUDA error: no kernel image is available\nCompile with more")
+
+    fake = SimpleNamespace(
+        __version__="2.13.0",
+        float32=None,
+        ones=fail,
+        cuda=SimpleNamespace(
+            is_available=lambda: True, mem_get_info=lambda _: (64 << 30, 80 << 30)
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    with pytest.raises(KvtuneError) as caught:
+        measure_ceilings(GPU)
+    assert caught.value.message == "the GPU fails (CUDA error: no kernel image is available)"
+    assert caught.value.fix
+
+
 def test_importing_it_is_light():
     code = (
         "import sys, kvtune.kernels.ceilings\n"

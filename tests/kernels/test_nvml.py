@@ -109,6 +109,26 @@ def test_a_long_interval_does_not_delay_the_end():
         assert len(sampler.samples) == 1, "the block begins after the first look"
 
 
+def test_an_nvml_that_never_answers_is_not_waited_for_forever(monkeypatch):
+    monkeypatch.setattr("kvtune.kernels.nvml.ANSWER_S", 0.05)
+    answers = threading.Event()
+
+    class Hanging(FakeNvml):
+        def nvmlInit(self):
+            answers.wait()
+            super().nvmlInit()
+
+    try:
+        with GpuSampler(0.001, Hanging(), {}) as sampler:
+            pass
+        assert (sampler.samples, sampler.note) == ((), "NVML does not answer")
+    finally:
+        answers.set()
+        for thread in threading.enumerate():
+            if thread.name == "kvtune-gpu-sampler":
+                thread.join()
+
+
 def test_an_error_in_the_block_comes_through_and_ends_the_sampling():
     nvml = FakeNvml()
     with pytest.raises(ZeroDivisionError), GpuSampler(0.001, nvml, {}):

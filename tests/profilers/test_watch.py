@@ -84,6 +84,19 @@ def test_what_a_reading_costs_is_told_by_the_quickest():
     assert 0.0 < asyncio.run(read()) < 0.3
 
 
+def test_an_nvml_that_is_slow_to_start_takes_nothing_of_the_time_that_is_watched(monkeypatch):
+    class Slow(FakeNvml):
+        def nvmlInit(self):
+            time.sleep(0.4)
+            super().nvmlInit()
+
+    monkeypatch.setitem(sys.modules, "pynvml", Slow())
+    with fake_vllm(growing()) as fake:
+        run = watched(fake, duration_s=0.3)
+    assert len(run.gauges["vllm:num_requests_running"]) >= 2
+    assert run.duration_s < 0.6
+
+
 def test_gpus_of_this_machine_are_watched_meanwhile(monkeypatch):
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
