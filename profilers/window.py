@@ -159,8 +159,13 @@ class Window:
     @property
     def waiting_share_while_busy(self) -> float | None:
         """Of the samples in which requests ran, the share in which others waited for capacity."""
-        running = sum(value > 0 for value in self._gauge(RUNNING))
-        return len(self._waiting_moments()) / running if running else None
+        waiting = dict(self.gauges.get(self._waiting_key, ()))
+        waited = [
+            waiting[at_s] > 0
+            for at_s, running in self.gauges.get(RUNNING, ())
+            if running > 0 and at_s in waiting
+        ]
+        return fmean(waited) if waited else None
 
     @property
     def queue_steps(self) -> float | None:

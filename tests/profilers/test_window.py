@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from contracts.windows import prefill_only, stepping
 
-from kvtune.profilers.window import CACHED, HITS, PROMPTS, QUERIES, Window
+from kvtune.profilers.window import CACHED, HITS, PROMPTS, QUERIES, RUNNING, WAITING, Window
 
 
 def with_engines(seen, engines):
@@ -19,6 +19,14 @@ def test_a_mean_step_is_read_from_counters():
     assert seen.prefill_tokens_per_step == pytest.approx(20)
     assert seen.kv_tokens_per_step == pytest.approx(4400)
     assert seen.kv_bytes_per_step == pytest.approx(4400 * 23_040)
+
+
+def test_waiting_while_others_run_is_known_without_usage_and_unknown_without_its_gauge():
+    running = {RUNNING: [(0.0, 1.0), (1.0, 1.0), (2.0, 0.0)]}
+    waits = {WAITING: [(0.0, 3.0), (1.0, 0.0), (2.0, 3.0)]}
+    assert Window(3.0, gauges={**running, **waits}).waiting_share_while_busy == 0.5
+    assert Window(3.0, gauges=running).waiting_share_while_busy is None
+    assert Window(3.0, gauges={RUNNING: [(0.0, 0.0)], **waits}).waiting_share_while_busy is None
 
 
 # 10,000 prompt tokens, 8,000 of them from the cache, and 400 generated ones.
