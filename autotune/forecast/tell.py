@@ -28,7 +28,7 @@ from kvtune.kernels.device import detect_detail, detect_device
 from kvtune.policies.base import Context
 from kvtune.policies.checkpoint import model_shape, weight_bytes
 from kvtune.policies.method import History
-from kvtune.policies.method_stack import MethodStack
+from kvtune.policies.method_stack import MethodStack, parse_stack
 from kvtune.policies.model_cache import ModelCache, read_model_cache
 from kvtune.policies.model_config import load_config
 from kvtune.policies.settings import max_model_len_tokens, read_count
@@ -198,7 +198,7 @@ def _levers(
     """All levers, and last the stacks that the user asked for, each in the place of its like."""
     cache, unread = _cache(model)
     asked = [stack_lever(stack, ctx, cache, mean, experience, unread=unread) for stack in stacks]
-    taken = [(lever.arguments, lever.stack) for lever in asked]
+    taken = [_what_it_does(lever) for lever in asked]
     every = levers(
         ctx,
         cache,
@@ -207,7 +207,7 @@ def _levers(
         weight_bytes=_weight_bytes(model, ctx.base_arguments),
         unread=unread,
     )
-    found = [lever for lever in every if (lever.arguments, lever.stack) not in taken]
+    found = [lever for lever in every if _what_it_does(lever) not in taken]
     if ctx.device is not ELSEWHERE:
         return [*found, *asked]
     return [
@@ -217,6 +217,11 @@ def _levers(
             for lever in asked
         ),
     ]
+
+
+def _what_it_does(lever: Lever) -> tuple[Mapping[str, JsonValue], str]:
+    """The arguments and the stack of a lever, the latter as the user's is written."""
+    return lever.arguments, str(parse_stack(lever.stack)) if lever.stack else ""
 
 
 def _is_same_anywhere(lever: Lever, ctx: Context) -> bool:

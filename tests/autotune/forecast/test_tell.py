@@ -226,6 +226,13 @@ def test_stack_that_is_a_lever_of_the_engine_takes_its_place(checkpoint):
     assert found["vllm-fp8"]["capacity_tokens"].served_by == "engine"
 
 
+@pytest.mark.parametrize("written", ["vllm-turboquant", "vllm-turboquant:preset=4bit_nc"])
+def test_stack_takes_the_place_of_its_like_however_it_is_written(written, checkpoint):
+    found = by_lever(watched(profile_of(), written, model=checkpoint))
+    assert "turboquant_4bit_nc" not in found
+    assert found["vllm-turboquant"]["capacity_tokens"].predicted is not None
+
+
 @pytest.mark.parametrize(
     ("stack", "has_model", "url", "cache", "reason"),
     [
