@@ -57,6 +57,8 @@ SAMPLED_CHANGE: Mapping[str, float] = {"sampled-length": 0.6}
 BROKEN_CHANGE = 0.005
 """The same of broken outputs: there one of 100 answers with fp8 KV, and none of 300 without."""
 
+_BROKEN = Limit(ANY, BROKEN_OUTPUT, BROKEN_OUTPUT.limit)
+
 TOO_FEW = 1.1
 """A tenth less than what is wanted costs so little of the chance that nobody has to be told."""
 
@@ -141,9 +143,21 @@ def proving(
         for limit, needed in wanted.items():
             own = [n for of, n in asked.items() if limit.category is None or limit.is_of(of)]
             if needed > TOO_FEW * (fewest := min(own, default=0)):
-                doubts.append(_doubt(limit, needed, fewest, changes[limit]))
+                doubts.append(_doubt(limit, needed, fewest, changes[limit], "of each category "))
         texts[name] = Counter(item.category for item in items[name] if item.scored is None)
-    numbers |= _more_texts(texts, held, power)
+    broken = next((one for one in held if one.suite == ANY), _BROKEN)
+    needed = items_for(broken, BROKEN_CHANGE, power) or paired.MOST_ITEMS
+    if more := _more_texts(texts, needed):
+        numbers |= more
+        fewest = sum(
+            item.scored is None
+            for suite in counting
+            for item in suite.items(
+                replace(plan, per_category=numbers.get(suite.name, plan.per_category))
+            )
+        )
+        if needed > TOO_FEW * fewest:
+            doubts.append(_doubt(broken, needed, fewest, BROKEN_CHANGE))
     return Questions(tuple(counting), plan, tuple(limits), numbers, tuple(doubts))
 
 
@@ -250,21 +264,24 @@ def _of_each_category(limit: Limit, categories: int, change: float, power: float
     return math.ceil(needed / categories) if limit.pooled else needed
 
 
-def _doubt(limit: Limit, needed: int, fewest: int, change: float) -> str:
+def _doubt(limit: Limit, needed: int, fewest: int, change: float, of_what: str = "") -> str:
+    metric, margin = limit.metric, limit.value / limit.metric.scale
+    least = (
+        paired.items_needed(margin)
+        if metric.bounds is not None
+        else paired.mean_items_needed(0.0, margin, spread=1.0)
+    )
+    is_hopeless = not limit.pooled and (least is None or fewest < least)
+    then = "cannot be proved unless answers get better" if is_hopeless else "may stay unproved"
     return (
-        f"{limit_text(limit)!r} would take {needed} items of each category to be proved with some "
+        f"{limit_text(limit)!r} would take {needed} items {of_what}to be proved with some "
         f"certainty where {100 * change:.2g}% of the answers change, and {fewest} are asked: it "
-        "may stay unproved"
+        f"{then}"
     )
 
 
-def _more_texts(
-    texts: Mapping[str, Counter[str]], limits: Sequence[Limit], power: float
-) -> dict[str, int]:
+def _more_texts(texts: Mapping[str, Counter[str]], needed: int) -> dict[str, int]:
     """Items of each category where those of all suites are too few to see broken outputs."""
-    limit = next((one for one in limits if one.suite == ANY), None)
-    broken = limit or Limit(ANY, BROKEN_OUTPUT, BROKEN_OUTPUT.limit)
-    needed = items_for(broken, BROKEN_CHANGE, power) or 0
     total = sum(own.total() for own in texts.values())
     if total >= needed:
         return {}

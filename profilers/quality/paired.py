@@ -245,16 +245,19 @@ def mean_items_needed(
 ) -> int | None:
     """How many values of that variance tell a mean from one that is `distance` away.
 
-    `spread` as in `mean_bounds`, `power` as in `items_needed`.
+    `spread` as in `mean_bounds`, `power` as in `items_needed`, with the same correction: few values
+    may change by a whole `spread` each, and those that do widen the interval too.
     """
     if distance <= 0:
         return None
     z, unlucky = _quantile(CONFIDENCE), NormalDist().inv_cdf(power)
+    continuity = 0.5 * spread if unlucky and squares else 0.0
 
     def enough(items: int) -> bool:
-        error = math.sqrt(squares / items)
-        lost = max(z * error, _lost_at_most(squares, items, spread) if spread else 0.0)
-        return unlucky * error + lost <= distance
+        lost = unlucky * math.sqrt(squares / items) + continuity / items
+        seen = max(squares, lost * spread)
+        imagined = _lost_at_most(seen, items, spread) if spread else 0.0
+        return lost + max(z * math.sqrt(seen / items), imagined) <= distance
 
     needed = _fewest(enough)
     return None if needed is None else max(needed, LEAST_ITEMS, more_than + 1)

@@ -175,10 +175,22 @@ def test_a_file_that_is_too_short_to_prove_its_limits_is_said(tmp_path):
     file.write_text('{"prompt": "two and two?", "check": {"contains": "four"}}\n' * 30)
     plan = SuitePlan(data=str(file))
     for limit, is_doubtful in (("yours >= -5pt", True), ("yours >= -40pt", False)):
-        asked = proving(own_suites(plan.data), plan, parse_limits([limit]))
+        limits = parse_limits([limit, "broken-output <= 40pt"])
+        asked = proving(own_suites(plan.data), plan, limits)
         assert asked.count == 30
-        doubts = [each for each in asked.doubts if "and 30 are asked" in each]
-        assert bool(doubts) is is_doubtful
+        assert [each.partition(" would")[0] for each in asked.doubts] == (
+            ["'yours.score >= -5pt'"] if is_doubtful else []
+        )
+        assert all("and 30 are asked: it cannot be proved" in each for each in asked.doubts)
+
+
+def test_a_file_that_is_too_short_to_see_broken_outputs_is_said(tmp_path):
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"prompt": "two and two?", "check": {"contains": "four"}}\n' * 30)
+    plan = SuitePlan(data=str(file))
+    (doubt,) = proving(own_suites(plan.data), plan, parse_limits(["yours >= -40pt"])).doubts
+    assert doubt.startswith("'any.broken-output <= 2pt' would take ")
+    assert doubt.endswith("and 30 are asked: it cannot be proved unless answers get better")
 
 
 @pytest.mark.parametrize(

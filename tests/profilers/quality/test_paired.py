@@ -289,6 +289,17 @@ def test_graded_and_unbounded_scores_support_a_limit_as_often_as_is_asked(power)
     assert passed(unbounded, 3, bounded=False, spread=3.0) >= power - 0.06
 
 
+@pytest.mark.parametrize("power", [0.8, 0.95, 0.995])
+def test_rare_whole_changes_without_bounds_support_a_limit_as_often_as_is_asked(power):
+    items = mean_items_needed(0.01, 0.2, spread=1.0, power=power)
+    passed = sum(
+        chance
+        for broken, mended, chance in outcomes(items, 0.005, 0.005)
+        if mean_bounds(gains_of(broken, mended, items), spread=1.0).low >= -0.2
+    )
+    assert passed >= power - 0.01
+
+
 def test_equal_unbounded_values_are_asked_until_one_unlike_them_would_not_matter():
     needed = items_needed_like([0.0] * 3, 0.2, bounded=False, spread=1.0)
     assert mean_bounds([0.0] * needed, spread=1.0).high <= 0.2
