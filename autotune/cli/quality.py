@@ -141,6 +141,7 @@ def quality(
         workload_prompts,
     )
     from kvtune.autotune.cli.quality_table import print_report
+    from kvtune.autotune.quality.answers import fitting
     from kvtune.autotune.quality.run import QualityRun
     from kvtune.autotune.quality.sizing import ITEM_S, questions_for
     from kvtune.autotune.quality.subjects import ReferenceModel
@@ -160,7 +161,6 @@ def quality(
     )
     is_full = plan.size is Size.FULL
     chosen = chosen_suites(suite or [], has_data=data is not None)
-    questions = questions_for(chosen, plan, limits, keep=bool(suite))
     if model is not None:
         check_model(model)
         model = options.resolved_model(model)
@@ -171,14 +171,6 @@ def quality(
             "--reference asks no server", fix="leave out --url-baseline, --url-candidate"
         )
     reporter = TerminalReporter()
-    if limits:
-        minutes = math.ceil(3 * questions.count * ITEM_S / 60)
-        slow = "" if reference else f": some {minutes} min where a server answers two a second"
-        reporter.note(
-            f"{questions.count} items are asked of the candidate, and twice of the baseline{slow}"
-        )
-    for doubt in questions.doubts:
-        reporter.note(doubt)
     with ExitStack() as open_things:
         history = open_things.enter_context(options.open_history(store))
         if reference:
@@ -204,6 +196,18 @@ def quality(
             )
             theirs = servers.subject("baseline", baseline, url_baseline)
             ours = servers.subject("candidate", candidate, url_candidate)
+        # What fits their context decides how many items there are, and whether they are enough.
+        plan = fitting(plan, theirs, ours)
+        questions = questions_for(chosen, plan, limits, keep=bool(suite))
+        if limits:
+            minutes = math.ceil(3 * questions.count * ITEM_S / 60)
+            slow = "" if reference else f": some {minutes} min where a server answers two a second"
+            reporter.note(
+                f"{questions.count} items are asked of the candidate, and twice of the "
+                f"baseline{slow}"
+            )
+        for doubt in questions.doubts:
+            reporter.note(doubt)
         run = QualityRun(questions, history, reporter, restarts=restart or is_full, reuse=not fresh)
         open_things.enter_context(reporter.live())
         try:

@@ -41,6 +41,17 @@ def test_beyond_a_screen_limits_are_asked_what_proves_them_and_the_time_is_told_
     assert "18 items are asked of the candidate" in told
 
 
+def test_what_does_not_fit_the_context_is_not_counted_and_said_to_be_too_few(kvtune):
+    words = ("quality", "--engine", "simulated", "--model", "org/tiny", "--suite", "needle")
+    context = ("--engine-args", "--simulate-time-scale 0.02 --max-model-len 512")
+    wide = ("--limit", "needle/single >= -20pt", "--limit", "broken-output <= 10pt")
+    done = kvtune(*words, *context, *wide, "--json", code=4)
+    told = " ".join(done.err.split())
+    asked = sum(figure["items"] for figure in done.json()["figures"] if figure["suite"] == "any")
+    assert f"{asked} items are asked of the candidate" in told
+    assert f"and {asked} are asked: it" in told
+
+
 def test_a_baseline_is_asked_once_and_again_only_when_asked_to(kvtune):
     first = kvtune(*SIMULATED, *NEEDLE)
     known = kvtune(*SIMULATED, *NEEDLE)
