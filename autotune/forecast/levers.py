@@ -332,7 +332,7 @@ def _methods(tokens: int) -> list[str]:
             f"streaming-llm:window_tokens={budget}",
             f"quest:budget_tokens={pages * QUEST_PAGE_TOKENS}",
         ]
-    return found
+    return list(dict.fromkeys(found))  # The smallest budget may stand for several shares.
 
 
 def _refusal_of(dtype: str, ctx: Context) -> str:

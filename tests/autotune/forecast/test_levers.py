@@ -259,6 +259,13 @@ def test_fp8_is_not_told_to_change_reads_on_a_cpu():
     assert fp8.arguments == {"kv-cache-dtype": "fp8"}
 
 
+@pytest.mark.parametrize(("prompt", "output"), [(1, 1), (20, 20), (50, 60), (600, 200)])
+def test_no_lever_is_told_twice_however_short_requests_are(prompt, output):
+    cache = read_model_cache(CONFIG, "config.json")
+    names = [lever.name for lever in levers(as_reported(context()), cache, History(prompt, output))]
+    assert len(set(names)) == len(names)
+
+
 def test_formats_that_the_engine_gets_wrong_are_reference_only():
     found = found_on(context(CPU, block_tokens=32))
     assert "garbage" in found["int8_per_token_head"].not_served
