@@ -49,6 +49,10 @@ LOOKUPS_MOST_PER_PROMPT = 1.05
 """More lookups than prompt tokens were repeated; 5% is what the edges of a window can do."""
 
 
+BUSY_LEAST_SAMPLES = 3
+"""Samples with a running request that can tell a burst from an arrival caught in passing."""
+
+
 class Moment(NamedTuple):
     """One scrape while requests waited: how many ran, and which share of the KV blocks was held."""
 
@@ -158,14 +162,17 @@ class Window:
 
     @property
     def waiting_share_while_busy(self) -> float | None:
-        """Of the samples in which requests ran, the share in which others waited for capacity."""
+        """Of the samples in which requests ran, the share in which others waited for capacity.
+
+        Unknown of too few samples: one may catch an arrival that waits for the step under way.
+        """
         waiting = dict(self.gauges.get(self._waiting_key, ()))
         waited = [
             waiting[at_s] > 0
             for at_s, running in self.gauges.get(RUNNING, ())
             if running > 0 and at_s in waiting
         ]
-        return fmean(waited) if waited else None
+        return fmean(waited) if len(waited) >= BUSY_LEAST_SAMPLES else None
 
     @property
     def queue_steps(self) -> float | None:

@@ -266,6 +266,14 @@ def test_a_server_that_is_nearly_idle_is_idle_though_requests_wait_for_the_step_
     assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.IDLE, "high")
 
 
+def test_an_arrival_caught_in_passing_makes_no_burst_of_an_idle_server():
+    """One sample of sixty holds a request at work and another that waits for its step."""
+    samples = [(0, 0, 0.0)] * 59 + [(1, 1, 0.01)]
+    load = {"window_s": 60.0, "requests": 12, "steps": 400, "prefill_s": 0.2, "decode_s": 1.0}
+    verdict = judge(short_decode(samples=samples, queue_s=0.01, **load))
+    assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.IDLE, "high")
+
+
 def test_a_preemption_is_a_fact_even_where_little_was_seen():
     verdict = judge(short_decode(requests=3, steps=40, preemptions=1))
     assert (verdict.bottleneck, verdict.confidence) == (Bottleneck.KV_CAPACITY, "medium")

@@ -22,11 +22,11 @@ def test_a_mean_step_is_read_from_counters():
 
 
 def test_waiting_while_others_run_is_known_without_usage_and_unknown_without_its_gauge():
-    running = {RUNNING: [(0.0, 1.0), (1.0, 1.0), (2.0, 0.0)]}
-    waits = {WAITING: [(0.0, 3.0), (1.0, 0.0), (2.0, 3.0)]}
-    assert Window(3.0, gauges={**running, **waits}).waiting_share_while_busy == 0.5
-    assert Window(3.0, gauges=running).waiting_share_while_busy is None
-    assert Window(3.0, gauges={RUNNING: [(0.0, 0.0)], **waits}).waiting_share_while_busy is None
+    running = {RUNNING: [(0.0, 1.0), (1.0, 1.0), (2.0, 0.0), (3.0, 2.0), (4.0, 1.0)]}
+    waits = {WAITING: [(0.0, 3.0), (1.0, 0.0), (2.0, 3.0), (3.0, 0.0), (4.0, 1.0)]}
+    assert Window(5.0, gauges={**running, **waits}).waiting_share_while_busy == 0.5
+    assert Window(5.0, gauges=running).waiting_share_while_busy is None
+    assert Window(5.0, gauges={RUNNING: [(0.0, 0.0)], **waits}).waiting_share_while_busy is None
 
 
 # 10,000 prompt tokens, 8,000 of them from the cache, and 400 generated ones.
