@@ -244,7 +244,7 @@ class Tuning:
     def _confirmed(self, baseline: Entry) -> dict[int, Measurement]:
         found = self._finals()
         if self.quality is not None:
-            self.quality.leave_out(found.left_out, found.asking_s)
+            self.quality.begin_finals(found.chosen, found.left_out, found.asking_s)
         trials = [entry.trial for entry in found.chosen]
         if baseline.measurement.failure is None:
             trials.insert(0, baseline.trial)

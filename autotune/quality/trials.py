@@ -10,6 +10,7 @@ server of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -207,6 +208,18 @@ class TrialQuality:
             except BadGoal as error:
                 self._refusal = f"quality cannot be judged here: {error.message}"
         return self._refusal
+
+    def begin_finals(
+        self, chosen: Sequence[Entry], left_out: Sequence[Entry], needed_s: float
+    ) -> None:
+        """Say how long asking the finalists will take, and leave out those there is no time for."""
+        self.leave_out(left_out, needed_s)
+        minutes = math.ceil(self.expected_s(chosen) / 60)
+        if minutes > 1:
+            self.bench.reporter.note(
+                "asking the finalists the questions of quality, and the stock defaults twice, will "
+                f"take about {minutes} min"
+            )
 
     def leave_out(self, entries: Sequence[Entry], needed_s: float) -> None:
         """Note that there is no time to ask those of these trials that would have to be asked."""

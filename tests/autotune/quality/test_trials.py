@@ -1,5 +1,6 @@
 """What a search may hold answers against, and what asking will take."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -300,6 +301,17 @@ def test_what_cannot_be_proved_is_said_before_it_is_asked(quality_of):
     said = quality.bench.reporter.notes
     (note,) = [one for one in said if one.startswith("'words.right >= -0.1pt' would take ")]
     assert note.endswith("and 150 are asked: it cannot be proved unless answers get better")
+
+
+def test_what_asking_the_finalists_takes_is_said_before_they_are_asked(quality_of):
+    quality = quality_of((1, "screen", "unclear"))
+    quality.begin_finals([entry(1)], [], 0.0)
+    # Ten seconds for a screen; three times what a finalist is asked.
+    minutes = math.ceil(3 * STANDARD_ITEMS * 10 / SCREEN_ITEMS / 60)
+    said = [note for note in quality.bench.reporter.notes if "asking the finalists" in note]
+    assert [note.endswith(f"will take about {minutes} min") for note in said] == [True]
+    quality.begin_finals([entry(2, Harm.LOSSLESS)], [], 0.0)
+    assert len([note for note in quality.bench.reporter.notes if "asking the" in note]) == 1
 
 
 # --- reports from before ------------------------------------------------------------------------
