@@ -234,12 +234,28 @@ def device_ceilings(
         return known
     reporter.note("measuring the memory bandwidth and matrix rate of this device, once")
     try:
-        measured = measure_ceilings(device)
+        measured = measure_ceilings(device) if device.kind != "cuda" else _measured_apart(device)
     except KvtuneError as error:
         reporter.note(f"the ceilings of this device are not known: {error.message}; {error.fix}")
         return None
     store.save_ceilings(measured)
     return measured
+
+
+def _measured_apart(device: Device) -> Ceilings:
+    """Ceilings measured in a process of its own: a CUDA context keeps some of the GPU's memory for
+    as long as its process lives, and the servers to come need it."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as apart:
+        try:
+            return apart.submit(measure_ceilings, device).result()
+        except BrokenProcessPool:
+            raise KvtuneError(
+                "the process that measured this device died", fix="try kvtune doctor --measure"
+            ) from None
 
 
 def _step_time(

@@ -1,8 +1,10 @@
 """From a stretch of load to a profile, with what is known of the server beside its counters."""
 
+import psutil
 import pytest
 from contracts.decoding import Sequence, cells, decode
 from contracts.landscape import DEVICE, GOAL, Recorder, run_of
+from contracts.measuring import killed, measured_by_whom
 from contracts.store_values import ENGINE
 
 from kvtune.autotune import profiling
@@ -30,6 +32,7 @@ from kvtune.types import (
     RequestRecord,
 )
 
+GPU = DEVICE.model_copy(update={"kind": "cuda"})
 COUNTERS = {"vllm:generation_tokens_total": 16.0}
 
 
@@ -282,6 +285,20 @@ def test_ceilings_of_a_device_are_measured_once_and_kept(store, measuring):
     assert first == store.ceilings(DEVICE.key)
     (note,) = reporter.notes
     assert note.startswith("measuring the memory bandwidth")
+
+
+def test_gpu_is_measured_by_a_process_that_ends_and_so_leaves_its_memory(store, monkeypatch):
+    monkeypatch.setattr(profiling, "measure_ceilings", measured_by_whom)
+    found = device_ceilings(ENGINE, GPU, store, Recorder())
+    assert found.device == GPU.key
+    assert not psutil.pid_exists(int(found.method))
+
+
+def test_gpu_whose_measuring_process_dies_is_not_known(store, monkeypatch):
+    monkeypatch.setattr(profiling, "measure_ceilings", killed)
+    reporter = Recorder()
+    assert device_ceilings(ENGINE, GPU, store, reporter) is None
+    assert "the process that measured this device died; try" in reporter.notes[-1]
 
 
 def test_device_of_an_engine_that_pretends_is_not_measured(store, measuring):
