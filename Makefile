@@ -26,7 +26,7 @@ check: install-test
 	@VENV=$(VENV) tests/check
 
 fast: install-test
-	$(VENV)/bin/pytest -m "not integration" -n 2 --dist worksteal
+	$(VENV)/bin/pytest -m "not integration" -n 3 --dist worksteal
 
 integration: install-test model
 	KVTUNE_TEST_MODEL="$(or $(MODEL),$(CURDIR)/$(SMALL_MODEL))" $(VENV)/bin/pytest -m integration
