@@ -70,7 +70,7 @@ def test_a_probe_sends_what_it_says_and_leaves_an_idle_server(serve):
     server = serve()
     asyncio.run(generate(server))
     before = page(server).counters
-    result = probed(server, budget_s=8.0)
+    result = probed(server)
     after = page(server)
     assert result.notes == ()
     assert result.cells > 9

@@ -130,7 +130,7 @@ FAST = ("--engine-args", "--simulate-time-scale 0.02 --kv-cache-memory-bytes 512
 
 
 def test_a_server_is_started_profiled_probed_and_stopped(profile):
-    found = profile("--model", "org/name", "--engine", "simulated", *FAST, "--probe-time", "4s")
+    found = profile("--model", "org/name", "--engine", "simulated", *FAST, "--probe-time", "10s")
     assert found["model"] == "org/name"
     assert found["metrics"]["failed_requests"] == [0.0]
     assert any("vocabulary is not known" in warning for warning in found["warnings"])
