@@ -25,7 +25,7 @@ CHAT_TOKENS = 40
 TASK_TOKENS = 220
 """The longest task with all that is shown before it."""
 
-ITEMS: Mapping[Size, int] = {Size.SCREEN: 2, Size.STANDARD: 12, Size.FULL: 60}
+ITEMS: Mapping[Size, int] = {Size.SCREEN: 1, Size.STANDARD: 12, Size.FULL: 60}
 """Items of a category."""
 
 
