@@ -106,7 +106,7 @@ def forecasts_of(
         return Told(subject, (), error.message)
     known = _levers(forecaster.context, model, forecaster.mean, stacks, forecaster.experience)
     return Told(
-        subject,
+        "" if context.device is ELSEWHERE else subject,
         tuple(told for lever in known for told in forecaster.forecast(lever)),
         notes=_notes(context, "" if model else profile.model),
     )
@@ -295,7 +295,8 @@ def _capacity_of(
             reason=problem or reason,
         )
 
-    counts = [blank(CAPACITY, "tokens", ""), blank(SEQUENCES, "sequences", why)]
+    limits = why if _knows_limits(ctx) else NEEDS_LIMITS
+    counts = [blank(CAPACITY, "tokens", ""), blank(SEQUENCES, "sequences", limits)]
     if not problem and system is not None:
         tokens = base.capacity_tokens, system.capacity_tokens
         sequences = sequences_in(base, mean), sequences_in(system, mean)
