@@ -4,6 +4,7 @@ import pytest
 
 from kvtune.engines.base import ServerSpec
 from kvtune.engines.simulated.engine import SimulatedEngine
+from kvtune.errors import BadInput
 
 SHORT = ("--engine-args", "--simulate-time-scale 0.02")
 SIMULATED = ("quality", "--engine", "simulated", "--model", "org/tiny", "--size", "screen", *SHORT)
@@ -135,3 +136,20 @@ def test_help_tells_the_exit_codes(kvtune):
 def test_help_tells_what_a_size_can_prove(kvtune):
     told = " ".join(kvtune("quality", "--help").out.replace("│", " ").split())
     assert "they can prove that not 8 to 18 points were lost" in told
+
+
+@pytest.mark.parametrize(
+    ("where", "protects"), [("--reference", True), ("--engine=simulated", False)]
+)
+def test_only_the_reference_engine_is_asked_with_parts_that_are_protected(
+    kvtune, monkeypatch, where, protects
+):
+    plans = []
+
+    def stop(plan, *subjects):
+        plans.append(plan)
+        raise BadInput("seen")
+
+    monkeypatch.setattr("kvtune.autotune.quality.answers.fitting", stop)
+    kvtune("quality", where, "--model", "org/tiny", code=2)
+    assert [plan.protects for plan in plans] == [protects]
