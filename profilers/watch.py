@@ -33,11 +33,13 @@ async def watch(
     *,
     interval_s: float | None = None,
     give_up_s: float = GIVE_UP_S,
+    on_start: Callable[[], None] | None = None,
     on_second: Callable[[float], None] | None = None,
 ) -> LoadRun:
     """Watch for `duration_s`, or until the server cannot be read for `give_up_s`.
 
     The metrics are read every `interval_s`; `None` is as often as what a reading takes allows.
+    `on_start` is called when they have been read once: what happens from then on is seen.
     Where it restarts or goes away, the run is that of its longest life; `lost` is set if it was
     gone at the end.
 
@@ -57,6 +59,8 @@ async def watch(
                     "--metrics-url names another place",
                 )
             start_s = follower.heard_s
+            if on_start is not None:
+                on_start()
             sampler = asyncio.create_task(_sample(follower, interval_s))
             try:
                 while (elapsed_s := time.perf_counter() - start_s) < duration_s:

@@ -99,8 +99,15 @@ def attached(
             '--engine-args "--tensor-parallel-size N"'
         )
     if load is None:
-        reporter.note(f"watching {endpoint.model} for {watch_s:g} s; nothing is sent")
-        run = runtime.run(watch(endpoint, watch_s, on_second=reporter.watched))
+        told = f"watching {endpoint.model} for {watch_s:g} s; nothing is sent"
+        run = runtime.run(
+            watch(
+                endpoint,
+                watch_s,
+                on_start=lambda: reporter.note(told),
+                on_second=reporter.watched,
+            )
+        )
     else:
         run = _replayed(endpoint, effective, load, reporter)
         if (failure := request_failure(run)) is not None:

@@ -55,12 +55,12 @@ def test_an_engine_that_is_killed_leaves_a_partial_profile(model, tmp_path):
         )
         with watching:
             assert any("watching m" in line for line in watching.stderr)
-            time.sleep(6)
+            time.sleep(8)
             os.killpg(os.getpgid(server.endpoint.pid), signal.SIGKILL)
             out, err = watching.communicate(timeout=60)
     assert watching.returncode == 3, err
     assert "Traceback" not in err
     profile = Profile.model_validate_json(out)
     assert profile.counters["vllm:generation_tokens_total"] > 0
-    assert 3 < profile.window_s < 12
+    assert 3 < profile.window_s < 30
     assert any("could not be read any more" in warning for warning in profile.warnings)

@@ -108,11 +108,28 @@ def test_gpus_of_this_machine_are_watched_meanwhile(monkeypatch):
     assert nvml.open_sessions == 0
 
 
+def test_the_start_is_told_when_the_metrics_have_been_read_once():
+    told = []
+    with fake_vllm(growing()) as fake:
+        watched(
+            fake,
+            on_start=lambda: told.append("start"),
+            on_second=lambda _: told.append("second"),
+        )
+    assert told[0] == "start"
+    assert told.count("start") == 1
+    assert set(told[1:]) == {"second"}
+
+
 def test_a_page_that_cannot_be_read_is_a_failure():
+    told = []
     with pytest.raises(
         EngineError, match=r"cannot be read: /metrics: connection refused"
     ) as failed:
-        asyncio.run(watch(Endpoint("http://127.0.0.1:9", "m"), 0.1))
+        asyncio.run(
+            watch(Endpoint("http://127.0.0.1:9", "m"), 0.1, on_start=lambda: told.append("start"))
+        )
+    assert told == [], "nothing was seen"
     assert failed.value.failure is FailureClass.REQUEST_ERRORS
     assert "--metrics-url" in failed.value.fix
 
