@@ -1,0 +1,1 @@
+"""Which configuration to measure next, and what to learn from the outcome."""
