@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
@@ -30,7 +31,7 @@ from kvtune.autotune.forecast.counted import (
     system_with,
 )
 from kvtune.autotune.forecast.experience import WITHIN, Experience
-from kvtune.autotune.forecast.levers import Lever
+from kvtune.autotune.forecast.levers import Lever, lever_of
 from kvtune.autotune.forecast.reason import reason_of
 from kvtune.autotune.forecast.replay import SimulatedRun, System, simulate
 from kvtune.autotune.forecast.requests import SimulatedRequest, shuffled, simulated_requests
@@ -131,6 +132,26 @@ class Forecaster:
             values = {"baseline": known, "predicted": known * ratio.estimate, "ratio": ratio}
             found.append(self._blank(lever, metric, unit, reason).model_copy(update=values))
         return tuple(found)
+
+    def simulated(self, arguments: Mapping[str, JsonValue]) -> SimulatedRun | None:
+        """Serve the requests, in their order and with the best costs, under engine arguments.
+
+        They go on top of the baseline's. However far the model is from the baseline, it is asked:
+        only ratios of what comes of it mean something. None where it does not know the arguments,
+        or where no engine would serve the load under them.
+        """
+        lever = lever_of(arguments, self.context, name="", says="", experience=self.experience)
+        system = None
+        if not lever.problem:
+            system = system_with(lever, self.baseline.system, self.context)
+        if system is None or start_problem(system, self.context):
+            return None
+        cost = replace(self.calibration.cost, read_ratio=lever.read_ratio[_READS[0]])
+        with suppress(BadInput):
+            return self._replay(
+                self.baseline.requests, self._loading(lever, system, _READS[0]), cost
+            )
+        return None
 
     def _loading(self, lever: Lever, system: System, read: int) -> System:
         """The engine with what a second tier takes to give a token back."""

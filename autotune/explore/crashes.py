@@ -1,0 +1,68 @@
+"""How likely a point runs, learnt from those that did and those that did not.
+
+Crashes come with values of a knob, or with two together, so they are learnt as responses are: by a
+Gaussian process on what happened, +1 for a run and -1 for a failure, that expects runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvtune.autotune.explore.surrogate import Field, Floats, Ints
+from kvtune.types import FailureClass
+
+UNDER_LOAD = frozenset(
+    {
+        FailureClass.CRASH_UNDER_LOAD,
+        FailureClass.HANG_UNDER_LOAD,
+        FailureClass.BROKEN_OUTPUT,
+        FailureClass.REQUEST_ERRORS,
+    }
+)
+"""Failures of servers that had started."""
+
+NOT_OF_THE_POINT = frozenset({FailureClass.PORT_TAKEN, FailureClass.ENGINE_MISSING})
+"""Failures that say nothing about the arguments."""
+
+LENGTH_AT = 1
+"""Place of the length in the surrogate's grid over which crashes stay alike."""
+
+EXPECTED, NOISE = 1.0, 0.1
+"""What is expected of a point before anything was seen, and the variance of what is seen."""
+
+
+def chance_to_run(field: Field, rows: Ints, failures: Sequence[FailureClass | None]) -> Floats:
+    """The probability that each point starts and carries the load, (points,).
+
+    Args:
+        field: the points.
+        rows: (launches,) which points were launched.
+        failures: (launches,) what became of each; None: it ran.
+    """
+    seen = [at for at, failure in enumerate(failures) if failure not in NOT_OF_THE_POINT]
+    started = [at for at in seen if failures[at] is None or failures[at] in UNDER_LOAD]
+    starts = np.array([1.0 if at in started else -1.0 for at in seen])
+    carries = np.array([1.0 if failures[at] is None else -1.0 for at in started])
+    chance = _chance(field, rows[np.array(seen, dtype=np.intp)], starts)
+    chance *= _chance(field, rows[np.array(started, dtype=np.intp)], carries)
+    return chance
+
+
+def _chance(field: Field, rows: Ints, outcomes: Floats) -> Floats:
+    alike = (field.additive[LENGTH_AT] + field.joint[LENGTH_AT]) / 2
+    if np.all(outcomes > 0):
+        # Nothing ever failed: nothing is known to avoid.
+        return np.ones(len(alike))
+    inside = alike[np.ix_(rows, rows)] + NOISE * np.eye(len(rows))
+    gain = np.linalg.solve(inside, alike[rows])
+    mean = EXPECTED + (outcomes - EXPECTED) @ gain
+    spread = np.sqrt(np.maximum(1 - (gain * alike[rows]).sum(axis=0), 0.0) + NOISE)
+    return normal_cdf(mean / spread)
+
+
+def normal_cdf(values: Floats) -> Floats:
+    """The standard normal distribution function, to 0.01 (a logistic curve in its place)."""
+    found: Floats = 1 / (1 + np.exp(np.clip(-1.702 * values, -700.0, 700.0)))
+    return found

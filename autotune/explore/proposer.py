@@ -1,0 +1,341 @@
+"""Proposes trials: a prior from simulations, corrected by what was measured, noise included.
+
+Every point that may be tried is a candidate. What simulations expect of it is the mean of a model
+of each response, which measurements move. The next trial is the one whose measurement should better
+the choice most, by the chance that it runs at all and, where time is short, by its seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import JsonValue
+
+from kvtune.autotune.explore.acquire import Outlook, worth
+from kvtune.autotune.explore.base import Observation, Pick, Regret
+from kvtune.autotune.explore.candidates import key_of
+from kvtune.autotune.explore.crashes import NOT_OF_THE_POINT, chance_to_run
+from kvtune.autotune.explore.prior import Foretell, Foretold, Prior
+from kvtune.autotune.explore.region import Region
+from kvtune.autotune.explore.regret import WITHIN, excess, regret_of
+from kvtune.autotune.explore.responses import RATE, SHARE, responses_of, score
+from kvtune.autotune.explore.stopping import why_stop
+from kvtune.autotune.explore.surrogate import Beliefs, Floats, Ints, Samples, fit
+from kvtune.autotune.space import SearchSpace
+from kvtune.policies.base import Context
+from kvtune.profilers.metrics.base import metric_of
+from kvtune.types import Goal, Interval
+
+SCALES: Mapping[str, float] = {RATE: 1.0, SHARE: 4.0}
+LIMIT_SCALE = 2.0
+"""How large differences of each response are beside those of a log rate: an odds of 1 is passed at
+a slope of a quarter, and tails of latencies move more than means."""
+
+NOISE: Mapping[str, float] = {RATE: 0.05, SHARE: 0.0}
+LIMIT_NOISE = 0.1
+"""Standard deviation of one measurement where nobody says it. What a share lacks in requests is
+added to it."""
+
+MISSED, MISSED_BLIND = 0.15, 0.4
+"""What a simulation misses, in natural logs of a rate; and points differ by without one."""
+
+TIMED_LEAST = 4
+"""Trials from which on it is known how the seconds of a trial depend on its rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What is believed of a region now. `runs` is 0 where a point failed or lies outside."""
+
+    region: Region
+    outlook: Outlook
+    runs: Floats
+    measured: Ints
+    seen: frozenset[int]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a point that nobody tried."""
+        return len(self.seen) < len(self.region.points)
+
+
+class ModelProposer:
+    """Learns from observations, and chooses what to measure by what should better the choice most.
+
+    Args:
+        goal: whose objective and limits count.
+        requests: how many a run has.
+        foretell: what is expected of arguments before they are measured; None: nothing is.
+        noise: standard deviation of one measurement of a response in natural logs, by its name.
+        seed: of all draws. With equal observations and seeds the same is proposed.
+    """
+
+    def __init__(
+        self,
+        goal: Goal,
+        *,
+        requests: int = 64,
+        foretell: Foretell | None = None,
+        noise: Mapping[str, float] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._goal, self._requests, self._seed = goal, requests, seed
+        self._prior = Prior(foretell)
+        self._noise = {**NOISE, **(noise or {})}
+        self._seen: list[Observation] = []
+        self._regions: dict[str, Region] = {}
+        self._views: dict[str, tuple[int, _View]] = {}
+
+    def observe(self, observation: Observation) -> None:
+        """Learn from one measurement, failed or not."""
+        self._seen.append(observation)
+
+    def pick(
+        self, space: SearchSpace, ctx: Context, *, seconds_left: float, trials_left: int
+    ) -> Pick | None:
+        """What to measure next; None when every point was tried. Not before the baseline was."""
+        view = self._view(space, ctx)
+        if not view.is_open:
+            return None
+        gains = self._gains(view)
+        seconds = self._seconds(view)
+        if float(np.mean(seconds)) * trials_left > seconds_left:
+            gains = gains / seconds
+        # Where nothing is gained anywhere it is the best of what nobody tried.
+        fresh = np.array([row not in view.seen for row in range(len(gains))])
+        order = np.lexsort((view.outlook.expected() * fresh, gains))
+        chosen = int(order[-1])
+        return self._pick(view, chosen)
+
+    def stop(
+        self, space: SearchSpace, ctx: Context, *, seconds_left: float, trials_left: int
+    ) -> str:
+        """Why the search may end before its budget; empty when it should go on."""
+        view = self._view(space, ctx)
+        best = self._best(view)
+        if best is None:
+            return ""
+        behind = excess(view.outlook, best, view.runs)
+        return why_stop(
+            trials=len({key_of(one.arguments) for one in self._seen}),
+            trials_left=trials_left,
+            within=float((behind <= WITHIN["2%"]).mean()),
+            worth=float(self._gains(view).max()),
+            best=float(view.outlook.expected()[best]),
+        )
+
+    def chance(self, space: SearchSpace, ctx: Context) -> float:
+        """The probability that an unmeasured point of `space` meets all limits of the goal."""
+        view = self._view(space, ctx)
+        fresh = [row for row in range(len(view.region.points)) if row not in view.seen]
+        if not fresh:
+            return 0.0
+        held = view.outlook.drawn_to_hold()[:, fresh] * view.runs[fresh]
+        return float(held.max(axis=1).mean())
+
+    def recommended(self, space: SearchSpace, ctx: Context) -> Mapping[str, JsonValue] | None:
+        """The arguments of the measured point that is thought best; None if none meets the goal."""
+        view = self._view(space, ctx)
+        best = self._best(view)
+        if best is None:
+            return None
+        at = view.region.row_of
+        return next(one.arguments for one in self._good() if at(one.arguments) == best)
+
+    def regret(
+        self, recommended: Mapping[str, JsonValue], space: SearchSpace, ctx: Context
+    ) -> Regret:
+        """How far the point with these arguments may be from the best one of `space`."""
+        view = self._view(space, ctx)
+        row = view.region.row_of(recommended)
+        if row is None:
+            raise ValueError(f"no point of this space is served by {dict(recommended)!r}")
+        return regret_of(view.outlook, row, view.runs)
+
+    def left_out(self, space: SearchSpace, ctx: Context) -> Mapping[str, str]:
+        """Points that another one stands for, as text, with the reason."""
+        return self._view(space, ctx).region.refusals
+
+    # --- what is believed ---
+
+    def _view(self, space: SearchSpace, ctx: Context) -> _View:
+        name = key_of({e.knob.name: list(e.knob.choices) for e in space.knobs})
+        if name not in self._regions:
+            self._regions[name] = Region(space, ctx, self._prior, self._foretold_score, self._seed)
+        count, view = self._views.get(name, (-1, None))
+        if view is None or count != len(self._seen):
+            region = self._regions[name]
+            if view is not None:
+                likely = view.outlook.expected() * (view.runs > 0)
+                best = self._best(view)
+                region.grow([int(likely.argmax()), *([] if best is None else [best])])
+            view = self._believed(region)
+            self._views[name] = len(self._seen), view
+        return view
+
+    def _believed(self, region: Region) -> _View:
+        inside = len(region.points)
+        outside: dict[str, Mapping[str, JsonValue]] = {}
+        rows: list[int] = []
+        for one in self._seen:
+            row = region.row_of(one.arguments)
+            if row is None:
+                outside.setdefault(key_of(one.arguments), one.arguments)
+                row = inside + list(outside).index(key_of(one.arguments))
+            rows.append(row)
+        field = region.field(list(outside.values()))
+        arguments = [*(point.stack.arguments for point in region.points), *outside.values()]
+        told = self._told(arguments)
+        failures = [one.failure for one in self._seen]
+        runs = chance_to_run(field, np.array(rows, dtype=np.intp), failures)
+        runs[inside:] = 0.0
+        mine = [(row, one) for row, one in zip(rows, self._seen, strict=True) if one.task == 1]
+        for row, one in mine:
+            if one.failure is not None and one.failure not in NOT_OF_THE_POINT:
+                runs[row] = 0.0
+        good = {row for row, one in mine if one.failure is None and one.figures and row < inside}
+        measured = np.array(sorted(row for row in good if runs[row] > 0), dtype=np.intp)
+        beliefs: dict[str, Beliefs] = {}
+        for at, name in enumerate(self._names()):
+            samples = self._samples(name, rows)
+            beliefs[name] = fit(
+                field,
+                samples,
+                told.get(name, np.zeros(len(arguments))),
+                scale=SCALES.get(name, LIMIT_SCALE),
+                noise=self._variance(name, samples),
+                centre=MISSED if name in told else MISSED_BLIND,
+                watched=measured,
+                seed=self._seed + at,
+            )
+        seen = frozenset(row for row, _ in mine if row < inside)
+        return _View(region, Outlook(beliefs), runs, measured, seen)
+
+    def _names(self) -> list[str]:
+        """The responses that were measured, the rate among them in any case."""
+        found = dict.fromkeys([RATE])
+        for one in self._good():
+            found |= dict.fromkeys(self._responses(one.figures))
+        return list(found)
+
+    def _samples(self, name: str, rows: Sequence[int]) -> Samples:
+        found = []
+        for row, one in zip(rows, self._seen, strict=True):
+            value = self._responses(one.figures).get(name) if one.failure is None else None
+            if value is None:
+                continue
+            variance = self._noise.get(name, LIMIT_NOISE) ** 2 + self._of_share(name, value)
+            # A kin's workload is another one: what it says is off by more the less it is alike.
+            found.append((row, value, variance / one.share + (1 / one.task - 1) ** 2, one.at_s))
+        at, values, variances, times_s = zip(*found, strict=True) if found else ((), (), (), ())
+        return Samples(
+            np.array(at, dtype=np.intp),
+            np.array(values, dtype=np.float64),
+            np.array(variances, dtype=np.float64),
+            np.array(times_s, dtype=np.float64),
+        )
+
+    def _of_share(self, name: str, value: float) -> float:
+        """The variance of log odds from as many requests as a run has; 0 for other responses."""
+        share = 1 / (1 + math.exp(-value))
+        return 1 / (self._requests * share * (1 - share)) if name == SHARE else 0.0
+
+    def _variance(self, name: str, samples: Samples) -> float:
+        """The variance of one more whole measurement."""
+        own = self._noise.get(name, LIMIT_NOISE) ** 2
+        if name == SHARE and len(samples.variance):
+            return max(own, float(np.median(samples.variance)))
+        return own
+
+    def _told(self, arguments: Sequence[Mapping[str, JsonValue]]) -> dict[str, Floats]:
+        """What is foretold of each response, less what is foretold of the baseline; (points,)."""
+        stock = self._prior.of({})
+        if stock is None:
+            return {}
+        base = self._responses(stock.figures)
+        found = {name: np.zeros(len(arguments)) for name in base}
+        for at, one in enumerate(arguments):
+            known = self._prior.of(one)
+            for name, value in () if known is None else self._responses(known.figures).items():
+                if name in found:
+                    found[name][at] = value - base[name]
+        return found
+
+    def _foretold_score(self, told: Foretold) -> float:
+        """How good a point would be if ratios to the baseline were as foretold."""
+        stock = self._prior.of({})
+        base = {} if stock is None else self._responses(stock.figures)
+        real = next((self._responses(o.figures) for o in self._good() if not o.arguments), base)
+        responses = self._responses(told.figures)
+        return score(
+            {
+                name: value - base.get(name, 0.0) + real.get(name, base.get(name, 0.0))
+                for name, value in responses.items()
+            }
+        )
+
+    def _responses(self, figures: Mapping[str, float]) -> dict[str, float]:
+        return responses_of(figures, self._goal, self._requests)
+
+    def _good(self) -> list[Observation]:
+        return [one for one in self._seen if one.failure is None and one.figures]
+
+    # --- what follows from it ---
+
+    def _gains(self, view: _View) -> Floats:
+        return worth(view.outlook, view.measured) * view.runs
+
+    def _best(self, view: _View) -> int | None:
+        """The measured point that is thought best among those that rather meet the goal."""
+        holds = view.outlook.chance_to_hold()
+        able = [int(row) for row in view.measured if holds[row] >= 0.5]
+        expected = view.outlook.expected()
+        return max(able, key=lambda row: expected[row], default=None)
+
+    def _seconds(self, view: _View) -> Floats:
+        """What a trial of each point takes: a constant, and a part that goes with 1 / rate."""
+        known = [
+            (1 / math.exp(responses[RATE]), one.wall_s)
+            for one in self._good()
+            if one.share == 1 and RATE in (responses := self._responses(one.figures))
+        ]
+        each = float(np.mean([one.wall_s for one in self._seen])) if self._seen else 1.0
+        slow = np.exp(-view.outlook.beliefs[RATE].mean)
+        if len(known) < TIMED_LEAST or np.ptp([one for one, _ in known]) == 0:
+            return np.full(len(slow), max(each, 1e-9))
+        inverse, walls_s = np.array(known).T
+        slope, fixed_s = np.polyfit(inverse, walls_s, 1)
+        found: Floats = np.maximum(fixed_s + max(0.0, slope) * slow, 0.2 * each)
+        return found
+
+    def _pick(self, view: _View, row: int) -> Pick:
+        point = view.region.points[row]
+        again = row in view.seen
+        noise = np.exp(np.sqrt(view.outlook.beliefs[RATE].noise) * _NORMAL)
+        drawn = (view.outlook.drawn()[:, row, None] * noise).ravel()
+        low, high = (float(one) for one in np.quantile(drawn, (0.05, 0.95)))
+        unit = metric_of(self._goal.objective_metric).unit
+        middle = float(view.outlook.middle()[row])
+        expected = Interval(
+            estimate=middle,
+            low=min(low, middle),
+            high=max(high, middle),
+            unit=unit,
+            confidence=0.9,
+            repeats=len(self._good()),
+            method="draws of the search's model",
+        )
+        if again:
+            because = "measured before, but its noise may hide whether it is the best"
+        else:
+            told = "the simulation and " if self._prior.of(point.stack.arguments) else ""
+            because = f"{told}{len(self._good())} measurements expect {middle:.3g} {unit} of it"
+            if (best := self._best(view)) is not None:
+                because += f", {view.outlook.middle()[best]:.3g} of the best so far"
+        return Pick(dict(point.values), point.stack, because, expected, again)
+
+
+_NORMAL = np.array([-1.5, -0.8, -0.25, 0.25, 0.8, 1.5])

@@ -1,0 +1,144 @@
+"""The points of one space that are told apart, what is foretold of them, and how alike they are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+from pydantic import JsonValue
+
+from kvtune.autotune.explore.candidates import (
+    Candidate,
+    beyond,
+    candidates,
+    is_ordered,
+    key_of,
+    neighbours,
+    place,
+    values_of,
+)
+from kvtune.autotune.explore.prior import Foretold, Prior
+from kvtune.autotune.explore.surrogate import Field, Floats, field_over
+from kvtune.autotune.space import SearchSpace
+from kvtune.policies.base import Context
+from kvtune.policies.stack import describe
+
+FORETOLD_FIRST = 200
+"""Points that are simulated before the first trial: 20 seconds."""
+
+SOUGHT_SHARE = 0.7
+"""Part of these that lie around the best; the rest is drawn from everywhere."""
+
+DRAWN = 400
+"""Points of a large space that are looked at where no simulation is at hand."""
+
+GROWN = 20
+"""Points that are added before each trial: 2 seconds of simulation."""
+
+
+class Region:
+    """Points of a space, the simplest first. Those with equal simulated runs are one point.
+
+    `refusals` says of each point that is left out which one stands for it. `score` ranks what is
+    foretold, higher is better.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        ctx: Context,
+        prior: Prior,
+        score: Callable[[Foretold], float],
+        seed: int,
+    ) -> None:
+        self.space, self.ctx = space, ctx
+        self.points: list[Candidate] = []
+        self.refusals: dict[str, str] = {}
+        self._prior, self._score = prior, score
+        self._rows: dict[str, int] = {}
+        self._courses: dict[object, int] = {}
+        self._rng = random.Random(seed)
+        self._fields: dict[tuple[str, ...], Field] = {}
+        self._seed = seed
+        self._begin()
+
+    def row_of(self, arguments: Mapping[str, JsonValue]) -> int | None:
+        """Which point these arguments serve; None if none of this region's."""
+        return self._rows.get(key_of(arguments))
+
+    def grow(self, around: Sequence[int]) -> None:
+        """Add points next to these, as far as there are any."""
+        found = [
+            one
+            for row in around
+            for one in neighbours(self.space, self.points[row].values, self.ctx)
+            if one.key not in self._rows
+        ]
+        self._rng.shuffle(found)
+        self._add(found[:GROWN])
+
+    def places(self, outside: Sequence[Mapping[str, JsonValue]]) -> tuple[Floats, list[bool]]:
+        """Where each point lies in each knob, and whether places of the knob have an order.
+
+        After the points come arguments that lie outside of the space; what they set beyond it is
+        one knob more.
+        """
+        own = [[place(k, one.values[k.knob.name]) for k in self.space.knobs] for one in self.points]
+        ordered = [is_ordered(entry) for entry in self.space.knobs]
+        if not outside:
+            return np.array(own), ordered
+        kinds = [key_of(beyond(self.space, arguments)) for arguments in outside]
+        code = {kind: float(at) for at, kind in enumerate(["{}", *sorted({*kinds} - {"{}"})])}
+        rows = [[*row, 0.0] for row in own]
+        for arguments, kind in zip(outside, kinds, strict=True):
+            values = values_of(self.space, arguments)
+            rows.append([*(place(k, values[k.knob.name]) for k in self.space.knobs), code[kind]])
+        return np.array(rows), [*ordered, False]
+
+    def field(self, outside: Sequence[Mapping[str, JsonValue]]) -> Field:
+        """How alike the points are, those `outside` of the space after them."""
+        key = str(len(self.points)), *map(key_of, outside)
+        if key not in self._fields:
+            self._fields = {key: field_over(*self.places(outside), self._seed)}
+        return self._fields[key]
+
+    def _begin(self) -> None:
+        everything = candidates(self.space, self.ctx, most=DRAWN, rng=self._rng)
+        if self._prior.foretell is None or len(everything) <= FORETOLD_FIRST:
+            self._add(everything)
+            return
+        self._add(one for one in everything if len(one.stack.choices) <= 1)
+        asked, best = len(self._rows), -1
+        while asked < SOUGHT_SHARE * FORETOLD_FIRST and (found := self._best()) not in (best, None):
+            best = found
+            near = neighbours(self.space, self.points[best].values, self.ctx)
+            self._add(near[: FORETOLD_FIRST - asked])
+            asked = len(self._rows)
+        rest = [one for one in everything if one.key not in self._rows]
+        self._rng.shuffle(rest)
+        self._add(rest[: max(0, FORETOLD_FIRST - asked)])
+
+    def _best(self) -> int | None:
+        """The point of which the best is foretold."""
+        told = [(self._prior.of(one.stack.arguments), row) for row, one in enumerate(self.points)]
+        ranked = [(self._score(known), -row) for known, row in told if known is not None]
+        return -max(ranked)[1] if ranked else None
+
+    def _add(self, found: Iterable[Candidate]) -> None:
+        for one in found:
+            if one.key in self._rows:
+                continue
+            told = self._prior.of(one.stack.arguments)
+            same = None if told is None else self._courses.get(told.course)
+            if same is not None:
+                self._rows[one.key] = same
+                self.refusals[describe(one.stack)] = (
+                    f"this load cannot tell it from {describe(self.points[same].stack)}: "
+                    "their simulated runs are equal"
+                )
+                continue
+            self._rows[one.key] = len(self.points)
+            if told is not None:
+                self._courses[told.course] = len(self.points)
+            self.points.append(one)

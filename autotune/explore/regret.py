@@ -1,0 +1,45 @@
+"""How far a chosen point may be from the best one, by draws over all points, measured or not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvtune.autotune.explore.acquire import Outlook
+from kvtune.autotune.explore.base import Regret
+from kvtune.autotune.explore.surrogate import Floats
+
+WITHIN = {"1%": 0.01, "2%": 0.02, "5%": 0.05}
+SURE = 0.95
+MOST = 10.0
+"""What is told of a best point that may be better by any factor."""
+
+
+def excess(outlook: Outlook, chosen: int, runs: Floats) -> Floats:
+    """By how much the best point of each draw is better than the chosen one, as a share; (DRAWS,).
+
+    Args:
+        outlook: what is believed.
+        chosen: the point, measured.
+        runs: (points,) probability that each can be served; 0 for those that may not be chosen.
+    """
+    values = np.where(outlook.drawn_to_hold(), outlook.drawn(), 0.0)
+    rng = np.random.default_rng(0)
+    values = np.where(rng.random(values.shape) < runs, values, 0.0)
+    # The chosen one ran. Where its limits fail in a draw there is no telling what it is worth.
+    own = np.where(outlook.drawn_to_hold()[:, chosen], outlook.drawn()[:, chosen], 0.0)
+    best = np.maximum(values.max(axis=1), own)
+    found: Floats = np.divide(best, own, out=np.full(len(own), np.inf), where=own > 0) - 1
+    return np.where(best > 0, found, 0.0)
+
+
+def regret_of(outlook: Outlook, chosen: int, runs: Floats) -> Regret:
+    """Say how far `chosen` may be from the best; arguments are those of `excess`."""
+    behind = excess(outlook, chosen, runs)
+    within = {text: float((behind <= share).mean()) for text, share in WITHIN.items()}
+    bound = float(min(MOST, np.sort(behind)[int(np.ceil(SURE * len(behind))) - 1]))
+    points = int((runs > 0).sum())
+    says = (
+        f"within 2% of the best of {points:,} points with a probability of {within['2%']:.0%}; "
+        f"no point is better by more than {bound:.0%} with a probability of {SURE:.0%}"
+    )
+    return Regret(within=within, bound_ratio=bound, points=points, says=says)
