@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import JsonValue
 
@@ -27,11 +29,28 @@ class RequestSet:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A point with its outcome; `reused` when it was known before."""
+    """A point with its outcome; `reused` when it was known before. `rung` is why it was tried."""
 
     trial: Trial
     measurement: Measurement
     reused: bool
+    rung: int = RUNG_LOSSLESS
+
+
+class TrialRunner(Protocol):
+    """Measures one trial, as `run_trial` does on a server of its own."""
+
+    def __call__(
+        self,
+        trial: Trial,
+        bench: Bench,
+        requests: Sequence[Request],
+        *,
+        canary: bool,
+        label: str,
+        afterwards: AtServer | None,
+    ) -> tuple[Measurement, tuple[LoadRun, ...]]:
+        """The outcome, and the raw run of each repeat."""
 
 
 class Ledger:
@@ -40,13 +59,23 @@ class Ledger:
     `remeasure` measures a point again although another study knows it, or it failed in this one.
     """
 
-    def __init__(self, store: Store, study: StudyRow, bench: Bench, *, remeasure: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        study: StudyRow,
+        bench: Bench,
+        *,
+        remeasure: bool,
+        run: TrialRunner = run_trial,
+    ) -> None:
         self._store = store
         self._study = study
         self._bench = bench
         self._remeasure = remeasure
+        self._run_trial = run
         rows = store.trials(study)
         self._planned = {row.number: row.trial for row in rows}
+        self._rungs = {row.number: row.rung or RUNG_BASELINE for row in rows}
         self._measured = {
             row.number: row.measurement
             for row in rows
@@ -65,7 +94,7 @@ class Ledger:
     def entries(self) -> list[Entry]:
         """Every measured trial of the study, by number."""
         return [
-            Entry(self._planned[number], measurement, reused=True)
+            self._entry(number, measurement, reused=True)
             for number, measurement in sorted(self._measured.items())
         ]
 
@@ -106,9 +135,10 @@ class Ledger:
         is then stored as stopped.
         """
         trial = self._trial(stack, repeats=repeats, seed=seed, parent=parent)
+        self._rungs.setdefault(trial.number, rung)
         again = again or trial.number in self._transient
         if trial.number in self._measured and not again:
-            return Entry(trial, self._measured[trial.number], reused=True)
+            return self._entry(trial.number, self._measured[trial.number], reused=True)
         key = self._key(trial, requests, canary=canary)
         planning = {"optuna_number": optuna_number, "rung": rung}
         if not self._remeasure and not again:
@@ -134,7 +164,7 @@ class Ledger:
     ) -> tuple[Measurement, tuple[LoadRun, ...]]:
         label = "trial" if trial.parent is None else "confirm"
         try:
-            return run_trial(
+            return self._run_trial(
                 trial,
                 self._bench,
                 requests.requests,
@@ -151,7 +181,10 @@ class Ledger:
         self._planned[trial.number] = trial
         self._measured[trial.number] = measurement
         self._transient.discard(trial.number)
-        return Entry(trial, measurement, reused)
+        return self._entry(trial.number, measurement, reused=reused)
+
+    def _entry(self, number: int, measurement: Measurement, *, reused: bool) -> Entry:
+        return Entry(self._planned[number], measurement, reused, self._rungs[number])
 
     def _trial(self, stack: PolicyStack, *, repeats: int, seed: int, parent: int | None) -> Trial:
         """The trial of this point that the study has already, else one with the next number."""

@@ -7,7 +7,6 @@ from contracts.landscape import DEVICE, GOAL, Landscape, Recorder, workload
 from contracts.questions import Questioned, Words, is_harmful
 from sqlalchemy import Engine, event
 
-from kvtune.autotune import ledger
 from kvtune.autotune.interrupts import SIGNALS
 from kvtune.autotune.study import open_study
 from kvtune.autotune.trial import Bench
@@ -32,11 +31,9 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def landscape(monkeypatch):
-    """The landscape that every ledger of the test measures on; change its fields."""
-    made = Landscape()
-    monkeypatch.setattr(ledger, "run_trial", made.run_trial)
-    return made
+def landscape():
+    """The landscape that every search of the test measures on; change its fields."""
+    return Landscape()
 
 
 @pytest.fixture
@@ -77,7 +74,11 @@ def tuning_on(store, tmp_path, request):
             repeats=budget.repeats,
             seed=seed,
         )
-        tuning = Tuning(
+        ground = {}
+        if "landscape" in request.fixturenames:
+            made = request.getfixturevalue("landscape")
+            ground = {"clock": made.clock, "runner": made.run_trial}
+        return Tuning(
             study=study,
             store=store,
             bench=Bench(
@@ -95,10 +96,8 @@ def tuning_on(store, tmp_path, request):
             device=DEVICE,
             budget=budget,
             rules=Rules(seed=seed, **rules),
+            **ground,
         )
-        if "landscape" in request.fixturenames:
-            tuning.clock = request.getfixturevalue("landscape").clock
-        return tuning
 
     return make
 

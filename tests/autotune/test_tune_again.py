@@ -120,7 +120,6 @@ def test_attempts_of_a_process_that_is_gone_are_closed(search, landscape, store,
         tuning.study, trial, tuning.ledger._key(trial, tuning.tuning_set, canary=True)
     )
     monkeypatch.undo()
-    monkeypatch.setattr("kvtune.autotune.ledger.run_trial", landscape.run_trial)
     search().run()
     attempts = store.trial(tuning.study, 0).attempts
     assert [attempt.status for attempt in attempts] == ["stopped", "finished"]

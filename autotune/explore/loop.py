@@ -1,0 +1,199 @@
+"""The trials of a search between its baseline and its confirmation: propose, measure, tell.
+
+Lossless levers come first. Near-lossless ones are unlocked when the lossless trials miss the goal,
+or when the user asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from kvtune.autotune.decide import mean_metrics, objective_values
+from kvtune.autotune.forecast.foresight import Foresight
+from kvtune.autotune.guesses import first_guesses
+from kvtune.autotune.judging import judge_earlier
+from kvtune.autotune.ledger import RUNG_LOSSLESS, RUNG_NEAR_LOSSLESS, Entry, RequestSet
+from kvtune.autotune.limits import Rules
+from kvtune.autotune.reporting import Reporter
+from kvtune.autotune.search import Proposal, Search
+from kvtune.autotune.so_far import SoFar
+from kvtune.autotune.space import SearchSpace, build_space, infeasible_reason, stack_from
+from kvtune.autotune.standing import is_met_without_harm
+from kvtune.policies.base import Context
+from kvtune.policies.stack import describe
+from kvtune.profilers.goal import goal_violations
+from kvtune.types import Harm, PolicyStack
+
+LOSSLESS_SHARE = 0.6
+"""Share of the budget after which a goal that lossless levers miss unlocks the next rung."""
+
+SAMPLER_TRIES = 10
+"""How often the sampler may propose what is known before a new point is drawn blindly."""
+
+
+@dataclass(slots=True)
+class Exploration:
+    """The trials of one search, after the baseline; `run` is the whole of it.
+
+    `context` is what is known once the baseline was measured. Trials replay `requests`.
+    """
+
+    so_far: SoFar
+    rules: Rules
+    requests: RequestSet
+    context: Context
+    search: Search
+    foresight: Foresight
+    reporter: Reporter
+    lossless: SearchSpace = field(init=False)
+    widest: SearchSpace = field(init=False)
+    noted: set[str] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.lossless = build_space(self.context, harm=Harm.LOSSLESS)
+        self.widest = build_space(self.context, harm=self.rules.max_harm)
+
+    def run(self) -> None:
+        """Measure trials until the budget, or what could be tried, is used up."""
+        self._begin()
+        exhausted = False
+        while self._affords_another():
+            unlocked = self._unlocked(exhausted=exhausted)
+            space = self.widest if unlocked else self.lossless
+            if not space.knobs:
+                why = "; ".join(f"{name}: {reason}" for name, reason in space.refusals.items())
+                self.reporter.note(f"nothing can be searched here: {why}")
+                return
+            proposal, stack = self._propose(space)
+            if proposal is not None:
+                self._try(proposal, stack)
+            elif unlocked or not self._unlocked(exhausted=True):
+                self.reporter.note("every configuration of this space was measured or cannot run")
+                return
+            else:
+                exhausted = True
+
+    # --- the parts, in order ---
+
+    def _begin(self) -> None:
+        """Queue what is tried first, and judge what an earlier search left unjudged."""
+        self.search.recover()
+        self.search.suggest_first(self.lossless, self.lossless.defaults)
+        if self.context.verdict is not None:
+            for values in first_guesses(self.lossless, self.context.verdict.bottleneck):
+                self.search.suggest_first(self.lossless, values)
+        if quality := self.so_far.judging:
+            so_far = self.so_far
+            judge_earlier(so_far.points, quality, so_far.budget, so_far.left_s, self.reporter)
+
+    def _affords_another(self) -> bool:
+        tried = len(self.so_far.points)
+        if tried >= self.so_far.budget.trials:
+            return False
+        if self.so_far.has_time(may_harm=False):
+            return True
+        self.reporter.note(
+            f"the time budget is spent after {tried} trials: what is left goes to the confirmation"
+        )
+        return False
+
+    def _unlocked(self, *, exhausted: bool) -> bool:
+        """Whether near-lossless levers may be tried now; `exhausted`: lossless ones all were."""
+        points, quality = self.so_far.points, self.so_far.quality
+        tried_enough = exhausted or len(points) >= LOSSLESS_SHARE * self.so_far.budget.trials
+        needed = tried_enough and not is_met_without_harm(self.so_far.goal, points)
+        may_harm = len(self.widest.knobs) > len(self.lossless.knobs)
+        wanted = self.rules.explore_lossy or not self.lossless.knobs or (may_harm and needed)
+        if not (wanted and may_harm and quality):
+            return wanted
+        if not (refused := quality.refusal()) and self.so_far.has_time(may_harm=True):
+            return True
+        why = refused or "no time is left to ask them the questions of quality"
+        self._note_once(f"settings that may change answers are not tried any more: {why}")
+        return False
+
+    def _propose(self, space: SearchSpace) -> tuple[Proposal | None, PolicyStack]:
+        """A point that was not measured yet; what cannot fit is told to the sampler unmeasured."""
+        for _ in range(SAMPLER_TRIES):
+            proposal = self.search.ask(space)
+            stack = stack_from(space, proposal.values, self.context)
+            if (known := self._known(stack)) is not None:
+                self._tell(proposal, known)
+            elif reason := infeasible_reason(stack, self.context):
+                self._note_once(reason, f"not launched, {describe(stack)} and others alike: ")
+                self.search.tell_failed(proposal)
+            else:
+                return proposal, stack
+
+        def is_new(values: Mapping[str, JsonValue]) -> bool:
+            stack = stack_from(space, values, self.context)
+            return self._known(stack) is None and infeasible_reason(stack, self.context) is None
+
+        drawn = self.search.ask_new(space, is_new)
+        if drawn is None:
+            return None, PolicyStack()
+        return drawn, stack_from(space, drawn.values, self.context)
+
+    def _try(self, proposal: Proposal, stack: PolicyStack) -> None:
+        number = len(self.so_far.points) + 1
+        of = self.so_far.budget.trials
+        self.reporter.phase(f"Measuring {number} of {of}: {describe(stack)}")
+        self.foresight.tell(stack)
+        try:
+            entry = self._measure(stack, proposal)
+            if not entry.reused:
+                self.foresight.measured(entry.trial, entry.measurement)
+            if quality := self.so_far.judging:
+                quality.judge(entry)
+        except KeyboardInterrupt:
+            self.search.tell_stopped(proposal)
+            raise
+        if reason := self.so_far.gates.objection(entry):
+            self.reporter.note(f"trial {entry.trial.number} is out: {reason}")
+        self._tell(proposal, entry)
+
+    def _measure(self, stack: PolicyStack, proposal: Proposal) -> Entry:
+        """Measure a trial; the server of one that may change answers is asked about quality."""
+        may_harm = stack.harm is not Harm.LOSSLESS
+        quality = self.so_far.judging if may_harm else None
+        entry = self.so_far.ledger.run(
+            stack,
+            self.requests,
+            repeats=self.so_far.budget.repeats,
+            seed=self.rules.seed,
+            rung=RUNG_NEAR_LOSSLESS if may_harm else RUNG_LOSSLESS,
+            canary=may_harm,
+            optuna_number=proposal.optuna_number,
+            afterwards=None if quality is None else quality.at_server,
+        )
+        self.reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
+        return entry
+
+    def _tell(self, proposal: Proposal, entry: Entry) -> None:
+        goal = self.so_far.goal
+        values = objective_values(goal, entry.measurement)
+        if not values or self.so_far.gates.objection(entry):
+            self.search.tell_failed(proposal)
+            return
+        violations = goal_violations(goal, mean_metrics(entry.measurement)).values()
+        self.search.tell(
+            proposal,
+            sum(values) / len(values),
+            [1.0 if violation is None else violation for violation in violations],
+        )
+
+    # --- small questions ---
+
+    def _known(self, stack: PolicyStack) -> Entry | None:
+        for entry in self.so_far.points:
+            if entry.trial.stack.arguments == stack.arguments:
+                return entry
+        return None
+
+    def _note_once(self, reason: str, about: str = "") -> None:
+        if reason not in self.noted:
+            self.noted.add(reason)
+            self.reporter.note(f"{about}{reason}")

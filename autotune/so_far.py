@@ -1,0 +1,67 @@
+"""Where a search stands: what was measured, who would be confirmed now, and the time that is left.
+
+Every part of a search looks here, so that all of them see the same.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvtune.autotune.gates import Gates
+from kvtune.autotune.ledger import RUNG_CONFIRM, Entry, Ledger
+from kvtune.autotune.limits import Budget
+from kvtune.autotune.quality.trials import TrialQuality
+from kvtune.autotune.spending import Finals, finals, needed_s
+from kvtune.types import Goal, Measurement
+
+
+@dataclass(slots=True)
+class SoFar:
+    """What a search knows now; `until_s` is a time of `clock`."""
+
+    goal: Goal
+    ledger: Ledger
+    budget: Budget
+    quality: TrialQuality | None
+    clock: Callable[[], float] = time.monotonic
+    until_s: float = math.inf
+
+    @property
+    def points(self) -> list[Entry]:
+        """The measured trials without the confirmations."""
+        return [entry for entry in self.ledger.entries if entry.rung != RUNG_CONFIRM]
+
+    @property
+    def stock(self) -> Measurement | None:
+        """The baseline's measurement, once there is one."""
+        return next((e.measurement for e in self.points if e.trial.number == 0), None)
+
+    @property
+    def gates(self) -> Gates:
+        """What a trial has to pass, by what is known of the baseline now."""
+        return Gates(self.stock, self.quality)
+
+    @property
+    def judging(self) -> TrialQuality | None:
+        """Who judges answers, if there is a baseline whose answers they can be compared with."""
+        stock = self.stock
+        return None if stock is None or stock.failure is not None else self.quality
+
+    def finals(self) -> Finals:
+        """Who would be confirmed now."""
+        return finals(self.goal, self.points, self.gates, self.budget, self.quality, self.left_s())
+
+    def has_time(self, *, may_harm: bool) -> bool:
+        """Whether one more trial can be measured, confirmed, and asked if it `may_harm`."""
+        if self.until_s == math.inf:
+            return True
+        chosen = self.finals().chosen
+        needed = needed_s(self.points, chosen, self.budget, self.quality, may_harm=may_harm)
+        return needed <= self.left_s()
+
+    def left_s(self) -> float:
+        """The time that is left; infinite without a limit."""
+        return self.until_s - self.clock()
