@@ -19,6 +19,7 @@ from kvtune.autotune.cli import (
     policies,
     profile,
     quality,
+    report,
     search,
     serve,
     show,
@@ -55,7 +56,7 @@ def _main(
     """Find, prove and emit the KV-cache policy that a vLLM workload needs."""
 
 
-for _command in (profile, search, quality, emit, serve, show, plan, policies, doctor):
+for _command in (profile, search, quality, emit, serve, show, report, plan, policies, doctor):
     _command.register(app)
 for _group in (history, workload):
     app.add_typer(_group.app)
