@@ -1,19 +1,22 @@
 """From confirmed measurements to a decision. Pure: values in, a value out.
 
 A finalist is better than the baseline only when the interval of their ratio, from rounds that are
-measured interleaved on held-out requests, lies above 1 at 95%. Of those that are better, the ones
-that cannot be told from the best share the first place, and the least harmful, then the simplest
-of them is recommended.
+measured interleaved on held-out requests, lies above 1 (`comparing` says at which confidence). Of
+those that are better, the ones that cannot be told from the best share the first place, and the
+least harmful, then the simplest of them is recommended.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvtune.profilers.goal import goal_met, slo_key, slo_text
+from kvtune.autotune.comparing import MATTERS, Finding, at_last, contrast_of
+from kvtune.autotune.rounds import ALPHA, looks
+from kvtune.profilers.goal import goal_met, goal_violations, slo_key, slo_text
 from kvtune.profilers.metrics.base import metric_of
-from kvtune.profilers.statistics import mean_interval, paired_ratio_interval, separated
+from kvtune.profilers.statistics import mean_interval
 from kvtune.types import (
     Decision,
     FailureClass,
@@ -97,12 +100,16 @@ def decide(
     baseline: Candidate | None,
     finalists: Sequence[Candidate],
     rejected: Mapping[int, str],
+    *,
+    rounds: int = 0,
+    bound_by: Mapping[int, str] | None = None,
 ) -> Decision:
     """Choose among finalists; `rejected` are the other trials with their reasons.
 
     A value of one candidate and the value of another at the same place are a pair: they were
     measured in the same round. With a single value each nothing can be proved, and the best so far
-    is named as no more than that.
+    is named as no more than that. `rounds` is how many were planned at most, where fewer may have
+    been enough. `bound_by` says in words what limited the run of a trial, where that is known.
     """
     everyone = [*finalists, *([baseline] if baseline is not None else [])]
     everyone = [c for c in everyone if objective_values(goal, c.measurement)]
@@ -114,13 +121,24 @@ def decide(
             reasons=("no trial produced a measurement", *_why_not(baseline)),
             rejected=dict(rejected),
         )
+    field = _Field(goal, baseline, everyone, rounds)
     feasible = [c for c in everyone if meets_goal(goal, c.measurement)]
     if not feasible:
-        return _infeasible(goal, baseline, everyone, rejected)
-    outcome, ties, reason = _choose(goal, baseline, feasible)
+        outcome, ties, reasons = _infeasible(goal, everyone, bound_by or {})
+    else:
+        outcome, ties, reasons = _choose(field, feasible)
     chosen = min(ties, key=_harm_and_size)
-    reasons = (reason, *_tie_reason(ties))
-    return _decision(goal, outcome, chosen, baseline, ties, reasons, rejected)
+    return Decision(
+        outcome=outcome,
+        recommended=chosen.number,
+        baseline=None if baseline is None else baseline.number,
+        ties=tuple(sorted(c.number for c in ties if c is not chosen)),
+        figures=figures_of(goal, chosen.measurement),
+        baseline_figures={} if baseline is None else figures_of(goal, baseline.measurement),
+        gain_ratio=field.gain(chosen),
+        reasons=(*reasons, *_tie_reason(ties)),
+        rejected=dict(rejected),
+    )
 
 
 def doubts(workload: Workload, concurrency: int | None, *, is_confirmed: bool) -> list[str]:
@@ -140,55 +158,127 @@ def doubts(workload: Workload, concurrency: int | None, *, is_confirmed: bool) -
     return []
 
 
-def _choose(
-    goal: Goal, baseline: Candidate | None, feasible: Sequence[Candidate]
-) -> tuple[Outcome, list[Candidate], str]:
-    """The outcome, the candidates that share the first place, and why."""
-    best = max(feasible, key=lambda c: _mean(objective_values(goal, c.measurement)))
-    if len(objective_values(goal, best.measurement)) < 2:
+class _Field:
+    """All that were measured, beside each other."""
+
+    def __init__(
+        self, goal: Goal, baseline: Candidate | None, everyone: Sequence[Candidate], rounds: int
+    ) -> None:
+        self.goal = goal
+        self.baseline = baseline
+        self.values = {c.number: objective_values(goal, c.measurement) for c in everyone}
+        self._most = max(rounds, *map(len, self.values.values()))
+        self.findings: Mapping[int, Finding] = {}
+        if baseline is not None and baseline.number in self.values:
+            self.findings = at_last(self.values, baseline.number, self._most)
+
+    def best(self, among: Sequence[Candidate]) -> Candidate:
+        """The one with the highest objective, beside the baseline where all were beside it."""
+        if all(c.number in self.findings for c in among):
+            return max(among, key=lambda c: self.findings[c.number].contrast.difference)
+        return max(among, key=lambda c: _mean(self.values[c.number]))
+
+    def first_place(self, among: Sequence[Candidate]) -> list[Candidate]:
+        """The best one and those that cannot be told from it."""
+        best = self.best(among)
+        return [c for c in among if c is best or not self._is_above(best, c)]
+
+    def _is_above(self, first: Candidate, second: Candidate) -> bool:
+        found = contrast_of(self.values, first.number, second.number)
+        return found is not None and found[0].bounds(ALPHA)[0] > 0
+
+    def gain(self, chosen: Candidate) -> Interval | None:
+        """How many times the baseline's objective it has; `None` where that is no ratio."""
+        if (found := self.findings.get(chosen.number)) is None:
+            return self._single_gain(chosen)
+        if not found.is_ratio:
+            return None
+        low, high = found.bounds
+        return Interval(
+            estimate=math.exp(found.contrast.difference),
+            low=math.exp(low),
+            high=math.exp(high),
+            unit="ratio",
+            confidence=1 - 2 * found.level,
+            repeats=found.rounds,
+            method="geometric mean of the ratios of each round, t interval on logarithms with the "
+            f"noise of all rounds, for {len(self.findings)} finalists and "
+            f"{len(looks(self._most))} looks together",
+        )
+
+    def _single_gain(self, chosen: Candidate) -> Interval | None:
+        """From one measurement each there is a ratio, and no bounds of it."""
+        stock = self.baseline and self.values.get(self.baseline.number)
+        ours = self.values[chosen.number]
+        if not stock or chosen is self.baseline or min(ours[0], stock[0]) <= 0:
+            return None
+        return Interval(
+            estimate=ours[0] / stock[0],
+            low=None,
+            high=None,
+            unit="ratio",
+            repeats=1,
+            method="ratio of one measurement each",
+        )
+
+
+_Choice = tuple[Outcome, list[Candidate], tuple[str, ...]]
+"""The outcome, the candidates that share the first place, and why."""
+
+
+def _choose(field: _Field, feasible: Sequence[Candidate]) -> _Choice:
+    objective, baseline = field.goal.objective, field.baseline
+    best = field.best(feasible)
+    if len(field.values[best.number]) < 2:
         reason = "the best so far: measured once, so it cannot be told from chance"
-        return Outcome.NO_CLEAR_WINNER, [best], reason
-    if baseline is None or not objective_values(goal, baseline.measurement):
-        return _without_baseline(goal, baseline, feasible, best)
-    better = [c for c in feasible if c is not baseline and _is_above(goal, c, baseline)]
+        return Outcome.NO_CLEAR_WINNER, [best], (reason,)
+    if baseline is None or baseline.number not in field.values:
+        return _without_baseline(field, feasible)
+    others = [c for c in feasible if c is not baseline]
+    told = {c.number: field.findings[c.number] for c in others if c.number in field.findings}
+    better = [c for c in others if c.number in told and told[c.number].is_above]
     if better:
-        best = max(better, key=lambda c: _mean(objective_values(goal, c.measurement)))
-        reason = f"{goal.objective} is above the stock defaults' beyond noise"
-        return Outcome.WINNER, _first_place(goal, best, better), reason
+        reason = f"{objective} is above the stock defaults' beyond noise"
+        return Outcome.WINNER, field.first_place(better), (reason,)
     if baseline not in feasible:
         reason = (
             "meets the goals where the stock defaults do not, but its "
-            f"{goal.objective} is not above theirs beyond noise: measure more rounds"
+            f"{objective} is not above theirs beyond noise: measure more rounds"
         )
-        return Outcome.NO_CLEAR_WINNER, _first_place(goal, best, feasible), reason
-    others = [c for c in feasible if c is not baseline]
-    unclear = [c for c in others if not _is_above(goal, baseline, c)]
+        return Outcome.NO_CLEAR_WINNER, field.first_place(others), (reason,)
+    unclear = [c for c in others if c.number not in told or not told[c.number].is_below]
     if unclear:
         reason = "the best settings cannot be told from the stock defaults at this noise"
-        return Outcome.NO_CLEAR_WINNER, [baseline, *unclear], reason
+        most_gain = max(
+            (told[c.number].most_gain for c in unclear if c.number in told), default=math.inf
+        )
+        return Outcome.NO_CLEAR_WINNER, [baseline, *unclear], (reason, *_excluded(most_gain))
     reason = (
         "nothing that meets the goal beats the stock defaults"
         if others
         else "the stock defaults meet the goal, and nothing else that does was confirmed"
     )
-    return Outcome.KEEP_BASELINE, [baseline], reason
+    return Outcome.KEEP_BASELINE, [baseline], (reason,)
 
 
-def _without_baseline(
-    goal: Goal, baseline: Candidate | None, feasible: Sequence[Candidate], best: Candidate
-) -> tuple[Outcome, list[Candidate], str]:
-    failure = None if baseline is None else baseline.measurement.failure
-    ties = _first_place(goal, best, feasible)
+def _without_baseline(field: _Field, feasible: Sequence[Candidate]) -> _Choice:
+    failure = None if field.baseline is None else field.baseline.measurement.failure
+    ties = field.first_place(feasible)
     if failure is not None and failure.failure in CANNOT_START:
         reason = f"meets every goal, and the stock defaults cannot start: {failure.message}"
-        return Outcome.WINNER, ties, reason
+        return Outcome.WINNER, ties, (reason,)
     why = "were not measured" if failure is None else f"failed ({failure.failure})"
     reason = f"meets every goal, but the stock defaults {why}: there is nothing to compare with"
-    return Outcome.NO_CLEAR_WINNER, ties, reason
+    return Outcome.NO_CLEAR_WINNER, ties, (reason,)
 
 
-def _first_place(goal: Goal, best: Candidate, among: Sequence[Candidate]) -> list[Candidate]:
-    return [c for c in among if c is best or not _is_above(goal, best, c)]
+def _excluded(most_gain: float) -> tuple[str, ...]:
+    """Which gain would have been seen."""
+    if math.isinf(most_gain):
+        return ()
+    if most_gain < MATTERS:
+        return (f"a gain above {MATTERS:.0%} is excluded",)
+    return (f"a gain of up to {most_gain:.0%} is not excluded",)
 
 
 def _why_not(baseline: Candidate | None) -> tuple[str, ...]:
@@ -200,52 +290,29 @@ def _why_not(baseline: Candidate | None) -> tuple[str, ...]:
     return (said, f"fix: {failure.fix}") if failure.fix else (said,)
 
 
-def _infeasible(
-    goal: Goal,
-    baseline: Candidate | None,
-    measured: Sequence[Candidate],
-    rejected: Mapping[int, str],
-) -> Decision:
-    def excess(candidate: Candidate) -> float:
-        means = mean_metrics(candidate.measurement)
-        return sum(max(0.0, means.get(slo_key(s), float("inf")) / s.limit_s - 1) for s in goal.slos)
+def _infeasible(goal: Goal, measured: Sequence[Candidate], bound_by: Mapping[int, str]) -> _Choice:
+    """The measured point that is closest to the goal, what it misses, and what limits it."""
 
-    closest = min(measured, key=excess)
+    def excesses(candidate: Candidate) -> dict[str, float]:
+        found = goal_violations(goal, mean_metrics(candidate.measurement))
+        return {text: math.inf if by is None else by for text, by in found.items()}
+
+    closest = min(measured, key=lambda c: sum(max(0.0, by) for by in excesses(c).values()))
     means = mean_metrics(closest.measurement)
     misses = [
         f"{slo_text(slo)} is missed: measured {means[slo_key(slo)]:.3g} s"
         if slo_key(slo) in means
         else f"{slo_text(slo)} could not be measured"
         for slo in goal.slos
-        if not means.get(slo_key(slo), float("inf")) <= slo.limit_s
+        if not means.get(slo_key(slo), math.inf) <= slo.limit_s
     ]
-    reasons = ("no measured trial meets every goal; this is the closest one", *misses)
-    return _decision(goal, Outcome.INFEASIBLE, closest, baseline, [closest], reasons, rejected)
-
-
-def _decision(
-    goal: Goal,
-    outcome: Outcome,
-    chosen: Candidate,
-    baseline: Candidate | None,
-    ties: Sequence[Candidate],
-    reasons: tuple[str, ...],
-    rejected: Mapping[int, str],
-) -> Decision:
-    gain = None
-    if baseline is not None and chosen.number != baseline.number:
-        gain = _gain(goal, chosen, baseline)
-    return Decision(
-        outcome=outcome,
-        recommended=chosen.number,
-        baseline=None if baseline is None else baseline.number,
-        ties=tuple(sorted(c.number for c in ties if c is not chosen)),
-        figures=figures_of(goal, chosen.measurement),
-        baseline_figures={} if baseline is None else figures_of(goal, baseline.measurement),
-        gain_ratio=gain,
-        reasons=reasons,
-        rejected=dict(rejected),
-    )
+    worst, by = max(excesses(closest).items(), key=lambda excess: excess[1])
+    limit = f"what limits it is {worst}"
+    limit += "" if math.isinf(by) else f", which it exceeds by {by:.0%}"
+    if said := bound_by.get(closest.number):
+        limit += f"; its run: {said}"
+    reasons = ("no measured trial meets every goal; this is the closest one", *misses, limit)
+    return Outcome.INFEASIBLE, [closest], reasons
 
 
 def _tie_reason(ties: Sequence[Candidate]) -> tuple[str, ...]:
@@ -254,44 +321,6 @@ def _tie_reason(ties: Sequence[Candidate]) -> tuple[str, ...]:
     numbers = ", ".join(str(c.number) for c in sorted(ties, key=lambda c: c.number))
     return (
         f"trials {numbers} cannot be told apart; the least harmful, then simplest is recommended",
-    )
-
-
-def _gain(goal: Goal, chosen: Candidate, baseline: Candidate) -> Interval | None:
-    pairs = _pairs(goal, chosen, baseline)
-    ratio = paired_ratio_interval(pairs)
-    if ratio is None:
-        return None
-    return Interval(
-        estimate=ratio.estimate,
-        low=ratio.low,
-        high=ratio.high,
-        unit="ratio",
-        repeats=len(pairs),
-        method="geometric mean of the ratios of each round, t interval on logarithms",
-    )
-
-
-def _is_above(goal: Goal, first: Candidate, second: Candidate) -> bool:
-    """Whether the first one's objective is higher beyond noise, by the interval that is shown.
-
-    Where a ratio does not exist (a goodput of 0), Welch's interval of the difference decides.
-    """
-    pairs = _pairs(goal, first, second)
-    ratio = paired_ratio_interval(pairs)
-    if ratio is not None:
-        return ratio.low is not None and ratio.low > 1
-    ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-    return separated(ours, theirs) and _mean(ours) > _mean(theirs)
-
-
-def _pairs(goal: Goal, first: Candidate, second: Candidate) -> list[tuple[float, float]]:
-    return list(
-        zip(
-            objective_values(goal, first.measurement),
-            objective_values(goal, second.measurement),
-            strict=False,
-        )
     )
 
 

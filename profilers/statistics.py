@@ -14,6 +14,9 @@ from statistics import fmean, variance
 from typing import NamedTuple
 
 BOOTSTRAP_RESAMPLES = 2000
+UNLIKE = 9.0
+"""Variances so many times each other are not pooled: in simulated studies, noise that differs by
+configuration then names no more false winners, and a wild one hides fewer true ones."""
 
 
 class Estimate(NamedTuple):
@@ -25,6 +28,25 @@ class Estimate(NamedTuple):
     estimate: float
     low: float | None
     high: float | None
+
+
+class Contrast(NamedTuple):
+    """The difference of two means, its standard error, and the degrees of freedom of that."""
+
+    difference: float
+    error: float
+    freedom: float
+
+    def bounds(self, level: float) -> tuple[float, float]:
+        """The interval that the true difference lies below, and above, with chance `level` each."""
+        half = self.error and self.error * t_quantile(1 - level, self.freedom)
+        return self.difference - half, self.difference + half
+
+    def chance(self) -> float:
+        """The p-value of "there is no difference above 0", one-sided."""
+        if self.error == 0:
+            return 0.0 if self.difference > 0 else 1.0
+        return t_probability(-self.difference / self.error, self.freedom)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -126,23 +148,54 @@ def separated(first: Sequence[float], second: Sequence[float], confidence: float
     """
     if len(first) < 2 or len(second) < 2:
         return False
-    _, low, high = _welch(first, second, confidence)
-    return low is not None and high is not None and (low > 0 or high < 0)
+    low, high = welch_contrast(first, second).bounds((1 - confidence) / 2)
+    return low > 0 or high < 0
 
 
-def _welch(first: Sequence[float], second: Sequence[float], confidence: float) -> Estimate:
-    """Interval of mean(first) - mean(second) with unequal variances; no bounds below 2 values."""
+def welch_contrast(first: Sequence[float], second: Sequence[float]) -> Contrast:
+    """Mean of `first` minus mean of `second`, whose variances may differ (Welch, 1947).
+
+    Raises:
+        ValueError: a side has fewer than two values.
+    """
     difference = fmean(first) - fmean(second)
-    if len(first) < 2 or len(second) < 2:
-        return Estimate(difference, None, None)
     one, two = variance(first) / len(first), variance(second) / len(second)
     if one + two == 0:
-        return Estimate(difference, difference, difference)
+        return Contrast(difference, 0.0, len(first) + len(second) - 2)
     one_share = one / (one + two)  # shares, because the squares themselves may underflow
     two_share = 1 - one_share
     freedom = 1 / (one_share**2 / (len(first) - 1) + two_share**2 / (len(second) - 1))
-    half = t_quantile(0.5 + confidence / 2, freedom) * math.sqrt(one + two)
-    return Estimate(difference, difference - half, difference + half)
+    return Contrast(difference, math.sqrt(one + two), freedom)
+
+
+def block_contrast(columns: Sequence[Sequence[float]], first: int, second: int) -> Contrast:
+    """How far one column's mean lies above another's, where rows share what disturbed them.
+
+    `columns` are (columns, rows): a complete two-way layout without interaction (Fisher's
+    randomised blocks), whose residuals over all columns give the variance of an error. Where the
+    differences of these two columns alone scatter more than that, or far less, their own variance
+    counts, with its own degrees of freedom: a noisy column must not borrow the calm of the others,
+    and a calm pair need not suffer from one that is wild.
+
+    Raises:
+        ValueError: there are fewer than two rows or two columns.
+    """
+    rows = len(columns[first])
+    if rows < 2 or len(columns) < 2:
+        raise ValueError(f"no contrast in {len(columns)} columns of {rows} rows")
+    row_means = [fmean(row) for row in zip(*columns, strict=True)]
+    mean = fmean(row_means)
+    residual_squares = sum(
+        (value - fmean(column) - row_means[row] + mean) ** 2
+        for column in columns
+        for row, value in enumerate(column)
+    )
+    differences = [a - b for a, b in zip(columns[first], columns[second], strict=True)]
+    freedom = (rows - 1) * (len(columns) - 1)
+    pooled, own = residual_squares / freedom, variance(differences) / 2
+    if own > pooled or pooled > UNLIKE * own:
+        pooled, freedom = own, rows - 1
+    return Contrast(fmean(differences), math.sqrt(2 * pooled / rows), freedom)
 
 
 @cache
@@ -192,6 +245,33 @@ def binomial_tail(least: int, trials: int, share: float) -> float:
     if least > trials:
         return 0.0
     return _incomplete_beta(share, least, trials - least + 1)
+
+
+def binomial_interval(count: int, of: int, confidence: float = 0.95) -> Estimate:
+    """A share with its exact interval (Clopper and Pearson, 1934).
+
+    Raises:
+        ValueError: there are no cases, or more are counted than there are.
+    """
+    if not 0 <= count <= of or of == 0:
+        raise ValueError(f"no share of {count} in {of}")
+    tail = (1 - confidence) / 2
+    low = 0.0 if count == 0 else _share_where(lambda share: binomial_tail(count, of, share), tail)
+    high = (
+        1.0
+        if count == of
+        else _share_where(lambda share: binomial_tail(count + 1, of, share), 1 - tail)
+    )
+    return Estimate(count / of, low, high)
+
+
+def _share_where(tail: Callable[[float], float], chance: float) -> float:
+    """The share at which a tail that rises with it reaches `chance`, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tail(middle) < chance else (low, middle)
+    return (low + high) / 2
 
 
 def fisher_probability(count: int, of: int, other: int, other_of: int) -> float:

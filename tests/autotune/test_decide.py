@@ -203,3 +203,72 @@ def test_with_nothing_else_confirmed_the_defaults_are_kept_and_it_says_so():
     decision = decide(GOAL, BASELINE, [], {})
     assert decision.outcome is Outcome.KEEP_BASELINE
     assert "nothing else" in decision.reasons[0]
+
+
+def test_what_limits_the_closest_point_is_the_limit_that_it_misses_by_most():
+    goal = Goal(
+        slos=(
+            Slo(metric="ttft", statistic="p95", limit_s=1.0),
+            Slo(metric="itl", statistic="p95", limit_s=0.1),
+        )
+    )
+    point = candidate(4, (2.0, 2.1, 1.9), ttft_s=1.5, a=1)
+    slow = point.measurement.model_copy(
+        update={"metrics": {**point.measurement.metrics, "itl_p95_s": (0.3, 0.3, 0.3)}}
+    )
+    point = Candidate(4, point.stack, slow)
+    last = decide(goal, None, [point], {}, bound_by={4: "kv-capacity, no block was free"}).reasons
+    assert last[-1] == (
+        "what limits it is p95 itl <= 100ms, which it exceeds by 200%; "
+        "its run: kv-capacity, no block was free"
+    )
+    assert "its run" not in decide(goal, None, [point], {}, bound_by={0: "compute"}).reasons[-1]
+
+
+def test_a_limit_that_was_not_measured_is_what_limits():
+    blind = Measurement(status=Status.OK, metrics={"goodput_requests_per_s": (5.0, 5.0)})
+    decision = decide(GOAL, None, [Candidate(4, stack(a=1), blind)], {})
+    assert decision.reasons[-1] == "what limits it is p95 ttft <= 1s"
+
+
+def test_without_a_winner_it_says_which_gain_is_excluded():
+    calm = decide(GOAL, candidate(0, (1.0, 1.001, 0.999)), [candidate(3, (1.0, 1.002, 1), a=1)], {})
+    assert calm.outcome is Outcome.NO_CLEAR_WINNER
+    assert "a gain above 2% is excluded" in calm.reasons
+    noisy = decide(GOAL, BASELINE, [candidate(3, (1.0, 1.3, 0.9), a=1)], {})
+    # ratios 1, 1.182, 1: mean logarithm 0.0557, standard error 0.0557, t(2) = 4.303
+    assert "a gain of up to 34% is not excluded" in noisy.reasons
+
+
+def test_the_more_finalists_the_clearer_a_winner_has_to_be():
+    """The first one alone is proved (t = 5.5 with 2 degrees, above 4.3), beside another it is not:
+    6.2 is needed of a half of the error each, with no more degrees as this pair is the noisier."""
+    stock = candidate(0, (1.0, 1.0, 1.0))
+    ahead = candidate(3, (1.05, 1.10, 1.08), a=1)
+    still = candidate(4, (1.0, 1.0, 1.0), b=1)
+    assert decide(GOAL, stock, [ahead], {}).outcome is Outcome.WINNER
+    assert decide(GOAL, stock, [ahead, still], {}).outcome is Outcome.NO_CLEAR_WINNER
+
+
+def test_rounds_that_were_planned_and_not_needed_leave_less_to_be_wrong_by():
+    """Of three rounds that are all, 2.5% count; after two looks, what those left of it."""
+    ours, theirs = (1.08, 1.02, 1.07, 1.06, 1.0), (1.0, 0.99, 1.01, 1.0, 0.98)
+    decision = decide(GOAL, candidate(0, theirs), [candidate(3, ours, a=1)], {}, rounds=8)
+    assert decision.gain_ratio.confidence == 1 - 2 * (0.025 - 0.025 * 3 / 16)
+    assert decision.gain_ratio.repeats == 5
+
+
+def test_a_finalist_whose_rounds_ended_early_is_compared_in_those_that_it_had():
+    """The machine is twice as fast from the fourth round on, which tells nothing for trial 4."""
+    stock = candidate(0, (1.0, 1.01, 0.99, 2.0, 2.02))
+    longer = candidate(4, (1.2, 1.21, 1.22, 2.4, 2.41), a=1)
+    proved_early = candidate(3, (1.5, 1.51, 1.49), b=1)
+    decision = decide(GOAL, stock, [longer, proved_early], {}, rounds=8)
+    assert decision.outcome is Outcome.WINNER
+    assert (decision.recommended, decision.ties) == (3, ())
+    assert decision.gain_ratio.repeats == 3
+
+
+def test_one_measurement_each_gives_a_ratio_without_bounds():
+    gain = decide(GOAL, candidate(0, (2.0,)), [candidate(3, (5.0,), a=1)], {}).gain_ratio
+    assert (gain.estimate, gain.low, gain.high, gain.repeats) == (2.5, None, None, 1)

@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.profilers.statistics import (
+    Contrast,
+    binomial_interval,
     binomial_tail,
+    block_contrast,
     bootstrap_interval,
     fisher_probability,
     mean_interval,
@@ -207,3 +210,71 @@ def test_fishers_test_is_wrong_no_oftener_than_it_says(share):
 def test_fishers_test_refuses_counts_that_cannot_be(counts):
     with pytest.raises(ValueError, match="do not exist"):
         fisher_probability(*counts)
+
+
+# Rows 2 and 3 are one and four above row 1, and column 2 is one above column 1, give or take 0.1.
+BLOCKS = ((1.0, 2.1, 5.0), (2.0, 2.9, 6.0))
+
+
+def test_a_contrast_in_blocks_leaves_out_what_rows_share():
+    # Differences 1.0, 0.8, 1.0: mean 14/15, variance 1/75; error sqrt(1/75 / 3) with 2 degrees.
+    found = block_contrast(BLOCKS, 1, 0)
+    assert found == pytest.approx((14 / 15, math.sqrt(1 / 225), 2))
+
+
+def test_all_columns_tell_the_noise_of_two():
+    # Rows are 1, 2, 3 and no column is above another; what is left has squares of 0.30 in all, with
+    # 4 degrees of freedom. Those of the first two columns alone would be 0.06 / 2 / 2.
+    columns = ((1.2, 1.9, 2.9), (1.1, 2.1, 2.8), (0.7, 2.0, 3.3))
+    found = block_contrast(columns, 1, 0)
+    assert found == pytest.approx((0.0, math.sqrt(2 * 0.30 / 4 / 3), 4), abs=1e-12)
+
+
+def test_a_noisy_pair_does_not_borrow_the_calm_of_others():
+    calm = (1.0, 2.0, 3.0)
+    noisy = (1.5, 1.4, 3.2)
+    alone = block_contrast((calm, noisy), 1, 0)
+    assert block_contrast((calm, noisy, calm, calm), 1, 0) == pytest.approx(alone)
+
+
+def test_a_calm_pair_does_not_suffer_from_a_wild_column():
+    calm, close, wild = (1.0, 2.0, 3.0), (1.1, 2.0, 3.1), (9.0, -4.0, 7.0)
+    alone = block_contrast((calm, close), 1, 0)
+    assert block_contrast((calm, close, wild), 1, 0) == pytest.approx(alone)
+
+
+def test_a_contrast_of_one_row_or_one_column_is_refused():
+    for columns in (((1.0,), (2.0,)), ((1.0, 2.0),)):
+        with pytest.raises(ValueError, match="no contrast"):
+            block_contrast(columns, 0, 0)
+
+
+def test_bounds_and_chance_of_a_contrast_are_those_of_the_table():
+    found = Contrast(2.776, 1.0, 4)
+    assert found.bounds(0.025) == pytest.approx((0.0, 5.552), abs=1e-3)
+    assert found.chance() == pytest.approx(0.025, abs=1e-4)
+
+
+def test_a_difference_without_noise_is_sure():
+    assert Contrast(0.1, 0.0, 4).bounds(0.01) == (0.1, 0.1)
+    assert [Contrast(d, 0.0, 4).chance() for d in (0.1, 0.0, -0.1)] == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(  # printed tables of Clopper and Pearson's interval
+    ("count", "of", "low", "high"),
+    [(5, 100, 0.0164, 0.1128), (1, 20, 0.0013, 0.2487), (10, 20, 0.2720, 0.7280)],
+)
+def test_an_exact_interval_of_a_share_matches_the_table(count, of, low, high):
+    assert binomial_interval(count, of) == pytest.approx((count / of, low, high), abs=6e-5)
+
+
+def test_none_and_all_leave_one_bound_open():
+    # With none of n, the upper bound is where n failures in a row have a chance of 2.5%.
+    assert binomial_interval(0, 100) == pytest.approx((0, 0, 1 - 0.025 ** (1 / 100)))
+    assert binomial_interval(100, 100) == pytest.approx((1, 0.025 ** (1 / 100), 1))
+
+
+@pytest.mark.parametrize(("count", "of"), [(1, 0), (-1, 5), (6, 5)])
+def test_an_impossible_share_is_refused(count, of):
+    with pytest.raises(ValueError, match="no share"):
+        binomial_interval(count, of)

@@ -1,0 +1,184 @@
+"""What the rounds of a confirmation say about finalists beside the baseline, and who goes on.
+
+Rounds and configurations make a two-way layout of logarithms, so that a machine which is slower
+for a round favours nobody. Finalists are tested together by Holm's method (1979) at what the look
+may be wrong by (`rounds`). One interval a finalist says everything: better, worse, or by how much
+at most it can be better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvtune.autotune.rounds import level_at, level_left, looks
+from kvtune.profilers.statistics import (
+    Contrast,
+    block_contrast,
+    t_probability,
+    t_quantile,
+    welch_contrast,
+)
+
+MATTERS = 0.02
+"""A gain that is worth a change of settings; where more than that is excluded, looking ends."""
+
+HOPELESS = 0.05
+"""Chance of being proved by the last look below which a finalist is measured no more."""
+
+Values = Mapping[int, Sequence[float]]
+"""The objective of each configuration, a value a round; those of one round stand at one place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finalist beside the baseline.
+
+    `contrast` is of logarithms if it `is_ratio`, else (a goodput of 0 has none) of the values, of
+    which the baseline's mean is `stock`. `level` is the chance with which each bound is wrong.
+    """
+
+    rounds: int
+    contrast: Contrast
+    is_ratio: bool
+    stock: float
+    level: float
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The interval of the contrast."""
+        return self.contrast.bounds(self.level)
+
+    @property
+    def is_above(self) -> bool:
+        """Whether it is better than the baseline beyond noise."""
+        return self.bounds[0] > 0
+
+    @property
+    def is_below(self) -> bool:
+        """Whether it is worse than the baseline beyond noise."""
+        return self.bounds[1] < 0
+
+    @property
+    def most_gain(self) -> float:
+        """The largest gain over the baseline, as a share of it, that is not excluded."""
+        high = self.bounds[1]
+        if self.is_ratio:
+            return math.expm1(high)
+        return high / self.stock if self.stock else math.copysign(math.inf, high)
+
+    def hope(self, most: int, finalists: int) -> float:
+        """The chance that the last of `most` rounds proves it better, by what is known so far.
+
+        The predictive power of Spiegelhalter, Freedman and Blackburn (1986), without a prior.
+        """
+        if self.rounds >= most or self.contrast.error == 0:
+            return 1.0 if self.is_above else 0.0
+        done = self.rounds / most
+        difference, error, freedom = self.contrast
+        proof = t_quantile(
+            1 - level_at(most, most) / finalists, freedom * (most - 1) / (self.rounds - 1)
+        )
+        missing = proof * error * math.sqrt(done) - difference
+        return t_probability(-missing / (error * math.sqrt(1 - done)), freedom)
+
+
+def contrast_of(values: Values, first: int, second: int) -> tuple[Contrast, bool] | None:
+    """How far one configuration is above another, in their common rounds; `None` below two.
+
+    In logarithms where all values are positive, which the second part says. The noise is that of
+    all configurations that were in these rounds.
+    """
+    rounds = min(len(values[first]), len(values[second]))
+    if rounds < 2:
+        return None
+    common = {n: found[:rounds] for n, found in values.items() if len(found) >= rounds}
+    positive = {n: list(map(math.log, own)) for n, own in common.items() if min(own) > 0}
+    if first not in positive or second not in positive:
+        return welch_contrast(common[first], common[second]), False
+    numbers = list(positive)
+    columns = list(positive.values())
+    return block_contrast(columns, numbers.index(first), numbers.index(second)), True
+
+
+def findings(values: Values, baseline: int, level: Callable[[int], float]) -> dict[int, Finding]:
+    """Each finalist beside the baseline; `level` says what so many rounds may be wrong by.
+
+    Without those that have fewer than two rounds. That all are tested together includes those whose
+    rounds ended early: who is not measured any more may still have been called better by chance.
+    """
+    found = {
+        number: (len(own), *beside)
+        for number, own in values.items()
+        if number != baseline and (beside := contrast_of(values, number, baseline)) is not None
+    }
+
+    def chance_by_level(number: int) -> float:
+        rounds, contrast, _ = found[number]
+        return contrast.chance() / level(rounds)
+
+    stock = values.get(baseline, ())
+    open_still, is_open = len(found), True
+    told = {}
+    for number in sorted(found, key=chance_by_level):
+        rounds, contrast, is_ratio = found[number]
+        told[number] = Finding(
+            rounds, contrast, is_ratio, sum(stock) / len(stock), level(rounds) / open_still
+        )
+        is_open = is_open and told[number].is_above
+        open_still -= is_open
+    return told
+
+
+def at_last(values: Values, baseline: int, most: int) -> dict[int, Finding]:
+    """The findings once no more rounds are measured, of at most `most` that were planned."""
+    return findings(values, baseline, lambda rounds: level_left(rounds, most))
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """Who is measured in the next round, the baseline among them; if nobody is, `why` says it."""
+
+    going: tuple[int, ...] = ()
+    why: str = ""
+
+
+def next_round(
+    values: Values,
+    baseline: int,
+    most: int,
+    *,
+    able: Collection[int],
+    sure: Collection[int],
+) -> Next:
+    """Who is measured in the next round, after one that each of the last ones has a value of.
+
+    `able` are the finalists that meet the goal so far: at a look, others are given up. So are those
+    that are proved, that cannot matter, that have hardly a chance to be proved, and that are behind
+    a proved one which is `sure` to stand: where answers are judged later, a lossless one.
+    """
+    if baseline not in values:
+        return Next(why="there are no stock defaults to compare with")
+    rounds = len(values[baseline])
+    running = [n for n, own in values.items() if n != baseline and len(own) == rounds]
+    if rounds not in looks(most):
+        return Next((baseline, *running)) if running else Next(why="no finalist is left")
+    found = findings(values, baseline, lambda own_rounds: level_at(own_rounds, most))
+    proved = {n: found[n].contrast.difference for n in able if n in found and found[n].is_above}
+    best = max((gain for n, gain in proved.items() if n in sure), default=-math.inf)
+    running = [n for n in running if n in able and n in found and n not in proved]
+    ahead = [n for n in running if found[n].contrast.difference > best]
+    mattering = [n for n in ahead if found[n].most_gain >= MATTERS]
+    going = [n for n in mattering if found[n].hope(most, len(found)) >= HOPELESS]
+    if rounds == most:
+        return Next(why="")
+    if going:
+        return Next((baseline, *going))
+    if proved:
+        return Next(why="a finalist is above the stock defaults beyond noise")
+    if mattering:
+        return Next(why="more rounds would hardly prove a gain over the stock defaults")
+    if ahead:
+        return Next(why=f"a gain above {MATTERS:.0%} over the stock defaults is excluded")
+    return Next(why="no finalist meets the goal")
