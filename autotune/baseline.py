@@ -8,12 +8,17 @@ from dataclasses import dataclass, field
 
 from kvtune.autotune.forecast.experience import probed_step_time
 from kvtune.autotune.interrupts import Interrupts
+from kvtune.autotune.ledger import RUNG_BASELINE, Entry, RequestSet
 from kvtune.autotune.profiling import device_ceilings, observed_concurrency, profile_baseline
 from kvtune.autotune.reporting import Reporter
+from kvtune.autotune.so_far import SoFar
+from kvtune.autotune.trial import AtServer
 from kvtune.engines.base import RunningServer
+from kvtune.errors import BadGoal
 from kvtune.kernels.device import detect_detail
 from kvtune.policies.base import Context
 from kvtune.policies.checkpoint import model_shape, vocab_size
+from kvtune.profilers.goal import slo_key, slo_text
 from kvtune.profilers.load import runtime
 from kvtune.profilers.measure import UNKNOWN_VOCAB_SIZE
 from kvtune.profilers.probe import ProbeResult, probe
@@ -25,26 +30,96 @@ from kvtune.types import (
     EffectiveConfig,
     Failure,
     FailureClass,
+    Goal,
     LoadRun,
     Measurement,
+    PolicyStack,
     Profile,
     StepTimeModel,
     Trial,
     WorkloadFingerprint,
 )
 
-HOPELESS = (
-    FailureClass.WRONG_MODEL,
-    FailureClass.ENGINE_MISSING,
+COMES_AGAIN = (
     FailureClass.BAD_ARGUMENT,
-    FailureClass.PORT_TAKEN,
-    FailureClass.HANG_AT_START,
+    FailureClass.DOES_NOT_FIT,
+    FailureClass.ENGINE_MISSING,
+    FailureClass.WRONG_MODEL,
 )
+"""Failures that another try cannot help."""
+
+MENDABLE = (FailureClass.DOES_NOT_FIT, FailureClass.OUT_OF_MEMORY)
+"""Failures of the baseline that a lever may mend, by taking less memory."""
+
+NO_VALUE = {
+    "itl": "no answer came in more than one piece, so that there are no gaps between tokens",
+    "tpot": "no answer has more than one token",
+}
+"""Why a load that was served gives no value of a metric; any other has one for each request."""
 
 
-def is_hopeless(baseline: Measurement) -> bool:
-    """Whether the baseline failed in a way that no setting of ours can mend."""
-    return baseline.failure is not None and baseline.failure.failure in HOPELESS
+def measure_baseline(
+    so_far: SoFar, requests: RequestSet, reporter: Reporter, *, seed: int, afterwards: AtServer
+) -> Entry:
+    """Measure stock defaults, what all else is compared with: twice if another try may help."""
+
+    def measure(*, again: bool) -> Entry:
+        entry = so_far.ledger.run(
+            PolicyStack(),
+            requests,
+            repeats=so_far.budget.repeats,
+            seed=seed,
+            rung=RUNG_BASELINE,
+            canary=True,
+            again=again,
+            afterwards=afterwards,
+        )
+        reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
+        return entry
+
+    reporter.phase(f"Measuring 1 of {so_far.budget.trials}: stock defaults")
+    entry = measure(again=False)
+    failure = entry.measurement.failure
+    if failure is None or failure.failure in COMES_AGAIN:
+        return entry
+    if (entry.measurement.wall_s or 0.0) > so_far.left_s():
+        return entry
+    reporter.phase("Measuring the stock defaults once more, as they failed")
+    return measure(again=True)
+
+
+def refuse_without_value(goal: Goal, baseline: Measurement) -> None:
+    """Refuse a goal that this load has no figures for, before trials are spent on it.
+
+    Raises:
+        BadGoal: the baseline served the load, and a limit or the objective has no value.
+    """
+    if baseline.failure is not None:
+        return
+    for slo in goal.slos:
+        if not baseline.metrics.get(slo_key(slo)):
+            why = NO_VALUE.get(slo.metric, f"no request has a {slo.metric}")
+            raise BadGoal(
+                f"{slo_text(slo)} cannot be measured with this load: {why}",
+                "use requests with longer answers (--output-tokens, where they name no length), "
+                "or limit ttft or e2e",
+            )
+    if not baseline.metrics.get(goal.objective_metric):
+        raise BadGoal(
+            f"{goal.objective} cannot be measured with this load: the stock defaults served it "
+            f"without a value of {goal.objective_metric}",
+            "use another objective, or a workload with more requests",
+        )
+
+
+def hopeless_reason(baseline: Measurement) -> str | None:
+    """Why nothing else is to be tried: the baseline failed as no setting of ours can mend."""
+    failure = baseline.failure
+    if failure is None or failure.failure in MENDABLE:
+        return None
+    return (
+        f"the search ends, no setting is known to mend this: {failure.failure}: {failure.message}"
+    )
 
 
 @dataclass(slots=True)

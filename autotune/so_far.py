@@ -15,6 +15,7 @@ from kvtune.autotune.ledger import RUNG_CONFIRM, Entry, Ledger
 from kvtune.autotune.limits import Budget
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.spending import Finals, finals, needed_s
+from kvtune.autotune.twins import pooled, twins
 from kvtune.types import Goal, Measurement
 
 
@@ -35,6 +36,16 @@ class SoFar:
         return [entry for entry in self.ledger.entries if entry.rung != RUNG_CONFIRM]
 
     @property
+    def twins(self) -> dict[int, int]:
+        """The trials that run as another one does, by number."""
+        return twins(self.points)
+
+    @property
+    def distinct(self) -> list[Entry]:
+        """The measured trials, with those that run alike as one."""
+        return pooled(self.points)
+
+    @property
     def stock(self) -> Measurement | None:
         """The baseline's measurement, once there is one."""
         return next((e.measurement for e in self.points if e.trial.number == 0), None)
@@ -52,7 +63,9 @@ class SoFar:
 
     def finals(self) -> Finals:
         """Who would be confirmed now."""
-        return finals(self.goal, self.points, self.gates, self.budget, self.quality, self.left_s())
+        return finals(
+            self.goal, self.distinct, self.gates, self.budget, self.quality, self.left_s()
+        )
 
     def has_time(self, *, may_harm: bool) -> bool:
         """Whether one more trial can be measured, confirmed, and asked if it `may_harm`."""

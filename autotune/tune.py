@@ -11,20 +11,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvtune.autotune.baseline import BaselineLook, is_hopeless
+from kvtune.autotune.baseline import (
+    BaselineLook,
+    hopeless_reason,
+    measure_baseline,
+    refuse_without_value,
+)
+from kvtune.autotune.conclude import conclude
 from kvtune.autotune.confirm import confirm, confirmed_before
-from kvtune.autotune.decide import Candidate, decide, doubts
 from kvtune.autotune.explore.loop import Exploration
 from kvtune.autotune.forecast.foresight import Foresight, foresight_of
 from kvtune.autotune.judging import judge_finalists
-from kvtune.autotune.ledger import RUNG_BASELINE, Entry, Ledger, RequestSet, TrialRunner
+from kvtune.autotune.ledger import Entry, Ledger, RequestSet, TrialRunner
 from kvtune.autotune.limits import Budget, Rules
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.search import Search
 from kvtune.autotune.so_far import SoFar
 from kvtune.autotune.spending import trial_s
-from kvtune.autotune.standing import rejected
 from kvtune.autotune.trial import Bench, run_trial
 from kvtune.engines.base import RunningServer
 from kvtune.policies.base import Context
@@ -36,7 +40,6 @@ from kvtune.types import (
     Device,
     Harm,
     Measurement,
-    PolicyStack,
     Request,
     Trial,
     Workload,
@@ -105,6 +108,9 @@ class Tuning:
         """Search within the budget and decide. An interrupt ends it with the best so far.
 
         The next one is then ignored until the decision is saved.
+
+        Raises:
+            BadGoal: the load has no figures for the goal.
         """
         limit_s = math.inf if self.budget.time_s is None else self.budget.time_s
         self.so_far.until_s = self.clock() + limit_s
@@ -113,8 +119,8 @@ class Tuning:
             baseline = self._baseline()
             context = self._context(baseline)
             confirmed = {}
-            if is_hopeless(baseline.measurement):
-                self.reporter.note("nothing else is tried: no setting mends this")
+            if reason := hopeless_reason(baseline.measurement):
+                self.reporter.note(reason)
             else:
                 self._explore(context)
                 confirmed = self._confirmed(baseline)
@@ -128,19 +134,16 @@ class Tuning:
     # --- the parts, in order ---
 
     def _baseline(self) -> Entry:
-        """Measure stock defaults, what all else is compared with."""
-        self.reporter.phase(f"Measuring 1 of {self.budget.trials}: stock defaults")
+        """Measure stock defaults, and refuse a goal that they show to be without a value."""
         self.look.before_server()
-        entry = self.ledger.run(
-            PolicyStack(),
+        entry = measure_baseline(
+            self.so_far,
             self.tuning_set,
-            repeats=self.budget.repeats,
+            self.reporter,
             seed=self.rules.seed,
-            rung=RUNG_BASELINE,
-            canary=True,
             afterwards=self._at_baseline,
         )
-        self.reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
+        refuse_without_value(self.study.goal, entry.measurement)
         return entry
 
     def _at_baseline(
@@ -203,27 +206,10 @@ class Tuning:
         return confirmed
 
     def _conclude(self, confirmed: dict[int, Measurement]) -> Decision:
-        decision = self._decide(confirmed)
+        flight = self.bench.plan.concurrency
+        decision = conclude(self.so_far, confirmed, self.workload, concurrency=flight)
         self.store.save_decision(self.study, decision)
         return decision
-
-    def _decide(self, confirmed: dict[int, Measurement]) -> Decision:
-        points, gates = self.so_far.points, self.so_far.gates
-        out = rejected(points, gates, confirmed)
-        final = [
-            Candidate(number, entry.trial.stack, confirmed.get(number, entry.measurement))
-            for entry in points
-            if (number := entry.trial.number) == 0 or number not in out
-        ]
-        stock = final.pop(0) if final and final[0].number == 0 else None
-        decision = decide(self.study.goal, stock, final, out)
-        chosen = [entry for entry in points if entry.trial.number == decision.recommended]
-        flight = self.bench.plan.concurrency
-        more = [
-            *(said for entry in chosen if (said := gates.vouched(entry))),
-            *doubts(self.workload, flight, is_confirmed=bool(confirmed)),
-        ]
-        return decision.model_copy(update={"reasons": (*decision.reasons, *more)})
 
 
 def _request_set(requests: tuple[Request, ...]) -> RequestSet:

@@ -102,14 +102,14 @@ class Exploration:
 
     def _unlocked(self, *, exhausted: bool) -> bool:
         """Whether near-lossless levers may be tried now; `exhausted`: lossless ones all were."""
-        points, quality = self.so_far.points, self.so_far.quality
-        tried_enough = exhausted or len(points) >= LOSSLESS_SHARE * self.so_far.budget.trials
-        needed = tried_enough and not is_met_without_harm(self.so_far.goal, points)
+        so_far, quality = self.so_far, self.so_far.quality
+        tried_enough = exhausted or len(so_far.points) >= LOSSLESS_SHARE * so_far.budget.trials
+        needed = tried_enough and not is_met_without_harm(so_far.goal, so_far.distinct)
         may_harm = len(self.widest.knobs) > len(self.lossless.knobs)
         wanted = self.rules.explore_lossy or not self.lossless.knobs or (may_harm and needed)
         if not (wanted and may_harm and quality):
             return wanted
-        if not (refused := quality.refusal()) and self.so_far.has_time(may_harm=True):
+        if not (refused := quality.refusal()) and so_far.has_time(may_harm=True):
             return True
         why = refused or "no time is left to ask them the questions of quality"
         self._note_once(f"settings that may change answers are not tried any more: {why}")
@@ -153,6 +153,12 @@ class Exploration:
             raise
         if reason := self.so_far.gates.objection(entry):
             self.reporter.note(f"trial {entry.trial.number} is out: {reason}")
+        if entry.trial.number in (twins := self.so_far.twins):
+            twin = twins[entry.trial.number]
+            self.reporter.note(
+                f"the engine runs trial {entry.trial.number} exactly as trial {twin}: it counts as "
+                "a repeat of that one"
+            )
         self._tell(proposal, entry)
 
     def _measure(self, stack: PolicyStack, proposal: Proposal) -> Entry:
@@ -173,12 +179,15 @@ class Exploration:
         return entry
 
     def _tell(self, proposal: Proposal, entry: Entry) -> None:
+        """Tell the sampler what a trial gave, together with all that run as it does."""
         goal = self.so_far.goal
-        values = objective_values(goal, entry.measurement)
+        number = self.so_far.twins.get(entry.trial.number, entry.trial.number)
+        (found,) = [e.measurement for e in self.so_far.distinct if e.trial.number == number]
+        values = objective_values(goal, found)
         if not values or self.so_far.gates.objection(entry):
             self.search.tell_failed(proposal)
             return
-        violations = goal_violations(goal, mean_metrics(entry.measurement)).values()
+        violations = goal_violations(goal, mean_metrics(found)).values()
         self.search.tell(
             proposal,
             sum(values) / len(values),

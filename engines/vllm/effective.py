@@ -198,6 +198,16 @@ def differences(
     return tuple(warnings)
 
 
+def unread(arguments: Mapping[str, JsonValue], effective: EffectiveConfig) -> dict[str, JsonValue]:
+    """The arguments that an effective configuration says nothing of, by their normal names."""
+    named = {normal_name(name): value for name, value in arguments.items()}
+    return {
+        name: value
+        for name, value in named.items()
+        if name not in _ARGUMENTS or getattr(effective, _ARGUMENTS[name]) is None
+    }
+
+
 def _same(wanted: JsonValue, got: Any) -> bool:
     if wanted is None or wanted in ("auto", -1, "-1"):
         return True

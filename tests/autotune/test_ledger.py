@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from contracts.landscape import requests
 
-from kvtune.autotune.ledger import RequestSet
+from kvtune.autotune.ledger import RUNG_CONFIRM, RUNG_LOSSLESS, RequestSet
 from kvtune.profilers.load.client import ClosedLoop
 from kvtune.profilers.measure import LoadPlan
 from kvtune.types import Choice, Goal, Harm, PolicyStack
@@ -27,7 +27,13 @@ def run(landscape, tuning_on):
     def go(settings, load=LOAD, *, study=None, repeats=1, seed=0, canary=False, parent=None):
         ledger = tuning_on(**(study or {})).ledger
         return ledger.run(
-            settings, load, repeats=repeats, seed=seed, rung=1, canary=canary, parent=parent
+            settings,
+            load,
+            repeats=repeats,
+            seed=seed,
+            rung=RUNG_LOSSLESS,
+            canary=canary,
+            parent=parent,
         )
 
     return go
@@ -94,3 +100,12 @@ def test_a_checkpoint_that_was_written_anew_is_another_one(run, landscape, tmp_p
 def test_an_empty_digest_is_no_wildcard(run, landscape):
     run(stack(block=32), replace(LOAD, digest=""), study={"name": "one"})
     assert not run(stack(block=32), study={"name": "two"}).reused
+
+
+def test_an_entry_says_why_its_point_was_tried_also_when_the_study_is_opened_again(run, tuning_on):
+    assert run(stack(block=32)).rung == RUNG_LOSSLESS
+    ledger = tuning_on().ledger
+    confirmation = {"rung": RUNG_CONFIRM, "canary": False, "repeats": 1, "seed": 1, "parent": 0}
+    ledger.run(stack(block=32), LOAD, **confirmation)
+    for one in (ledger, tuning_on().ledger):
+        assert [entry.rung for entry in one.entries] == [RUNG_LOSSLESS, RUNG_CONFIRM]

@@ -155,11 +155,11 @@ def test_when_the_defaults_fail_others_can_still_win_and_they_are_not_tried_agai
 def test_when_everything_fails_nothing_is_recommended_and_every_reason_is_there(
     tuning_on, landscape
 ):
-    landscape.goodput = lambda arguments: failed()
+    landscape.goodput = lambda arguments: failed(FailureClass.DOES_NOT_FIT, "too small")
     decision = tuning_on(base=ONLY_BLOCK_SIZE, max_harm=Harm.LOSSLESS).run()
     assert decision.outcome is Outcome.NOTHING_MEASURED
     assert decision.recommended is None
-    assert decision.rejected == dict.fromkeys(range(4), "crash-under-load: it died")
+    assert decision.rejected == dict.fromkeys(range(4), "does-not-fit: too small")
     assert landscape.confirmed == []
 
 

@@ -79,7 +79,8 @@ class Landscape:
 
     `asked` holds every measurement that was really made. Each takes `trial_s` of `now_s`, which is
     the clock of the search. `interrupt_at` is the measurement, from 0, that Ctrl-C falls into.
-    `outputs(trial)` is what its answers looked like, `None` where nobody looked.
+    `outputs(trial)` is what its answers looked like, `None` where nobody looked. `effective(
+    arguments)` is what the engine says that it runs with, `None` where it says nothing.
     `serve(arguments)` is the server that can be asked once it was measured; without one there is
     none.
     """
@@ -88,6 +89,7 @@ class Landscape:
     ttft_s: callable = lambda arguments: 0.5
     canary: callable = lambda arguments: RIGHT
     outputs: callable = lambda trial: None
+    effective: callable = lambda arguments: None
     metric: str = "goodput_requests_per_s"
     trial_s: float = 1.0
     interrupt_at: int | None = None
@@ -119,6 +121,7 @@ class Landscape:
                 "ttft_p95_s": (self.ttft_s(trial.arguments),) * trial.repeats,
             },
             wall_s=self.trial_s,
+            effective=self.effective(trial.arguments),
             outputs=self.outputs(trial),
             canary_answers=self.canary(trial.arguments) if canary else None,
         )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtune.engines.vllm.effective import differences, read_effective
+from kvtune.engines.vllm.effective import differences, read_effective, unread
 from kvtune.types import EffectiveConfig
 
 SERVER_INFO = {
@@ -149,6 +149,13 @@ def test_arguments_that_read_back_as_passed_raise_no_warning(arguments):
 def test_an_argument_that_the_engine_did_not_take_raises_a_warning(arguments, said):
     (warning,) = differences(arguments, read(SERVER_INFO, METRICS, LOG), LOG)
     assert said in warning
+
+
+def test_arguments_whose_effect_was_not_read_back_are_named_as_vllm_names_them():
+    arguments = {"block_size": 16, "watermark": 0.1, "max_num_partial_prefills": 2}
+    told = EffectiveConfig(block_size_tokens=32)
+    assert unread(arguments, told) == {"watermark": 0.1, "max-num-partial-prefills": 2}
+    assert unread(arguments, EffectiveConfig()).keys() >= {"block-size"}
 
 
 def test_an_attention_backend_that_is_ignored_on_cpu_raises_a_warning():

@@ -1,0 +1,44 @@
+"""From where a search stands to its decision: who may win, why others may not, what is doubtful."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvtune.autotune.decide import Candidate, decide, doubts
+from kvtune.autotune.so_far import SoFar
+from kvtune.autotune.standing import rejected
+from kvtune.types import Decision, Measurement, Workload
+
+
+def conclude(
+    so_far: SoFar,
+    confirmed: Mapping[int, Measurement],
+    workload: Workload,
+    *,
+    concurrency: int | None,
+) -> Decision:
+    """Decide with what was measured and, by the number of a trial, `confirmed`.
+
+    `concurrency` is how many requests are in flight, where that is fixed. What was not confirmed
+    counts as it was measured, without its repeats: those are no rounds in common with others.
+    """
+    gates, twins = so_far.gates, so_far.twins
+    points = [entry for entry in so_far.points if entry.trial.number not in twins]
+    out = rejected(points, gates, confirmed)
+    final = [
+        Candidate(number, entry.trial.stack, confirmed.get(number, entry.measurement))
+        for entry in points
+        if (number := entry.trial.number) == 0 or number not in out
+    ]
+    stock = final.pop(0) if final and final[0].number == 0 else None
+    out |= {
+        number: f"runs exactly as trial {twin}, whose repeat it is"
+        for number, twin in twins.items()
+    }
+    decision = decide(so_far.goal, stock, final, out)
+    chosen = [entry for entry in points if entry.trial.number == decision.recommended]
+    more = [
+        *(said for entry in chosen if (said := gates.vouched(entry))),
+        *doubts(workload, concurrency, is_confirmed=bool(confirmed)),
+    ]
+    return decision.model_copy(update={"reasons": (*decision.reasons, *more)})
