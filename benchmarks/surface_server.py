@@ -59,6 +59,9 @@ PROBE_S = 30.0
 QUIET_S = 1.0
 """How long is looked whether anybody computes."""
 
+COMPUTING = ("user", "nice", "system", "irq", "softirq", "steal")
+"""What psutil calls the parts of time in which a core computes; `steal` is for other guests."""
+
 FLAGS = ("avx512f", "amx_tile")
 """Features of a CPU that policies ask about."""
 
@@ -155,7 +158,7 @@ class SurfaceBench:
             label=self.spec.name,
             afterwards=afterwards,
         )
-        wall_s = time.monotonic() - start_s
+        wall_s = time.monotonic() - start_s - sum(found.wall_s for found in probed)
         if kind == "reference":
             profile = self._judged(measurement, runs, probed)
             if self._header is None:
@@ -340,8 +343,8 @@ def quiet_or_late(busy_cores: float, wait_s: float) -> float:
 
 def _machine_s() -> float:
     """CPU seconds that the machine has computed so far."""
-    times = psutil.cpu_times()
-    return float(times.user + times.system + getattr(times, "steal", 0.0))
+    times = psutil.cpu_times()._asdict()
+    return float(sum(times.get(name, 0.0) for name in COMPUTING))
 
 
 def _own_s() -> float:
