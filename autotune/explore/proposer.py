@@ -18,12 +18,13 @@ from kvtune.autotune.explore.acquire import Outlook, worth
 from kvtune.autotune.explore.base import Observation, Pick, Regret
 from kvtune.autotune.explore.candidates import key_of
 from kvtune.autotune.explore.crashes import NOT_OF_THE_POINT, chance_to_run
-from kvtune.autotune.explore.prior import Foretell, Foretold, Prior
+from kvtune.autotune.explore.prior import Foretell, Foretold, Prior, simulated_by
 from kvtune.autotune.explore.region import Region
 from kvtune.autotune.explore.regret import WITHIN, excess, regret_of
-from kvtune.autotune.explore.responses import RATE, SHARE, responses_of, score
+from kvtune.autotune.explore.responses import RATE, SHARE, noise_of_responses, responses_of, score
 from kvtune.autotune.explore.stopping import why_stop
 from kvtune.autotune.explore.surrogate import Beliefs, Floats, Ints, Samples, fit
+from kvtune.autotune.forecast.predict import Forecaster
 from kvtune.autotune.space import SearchSpace
 from kvtune.policies.base import Context
 from kvtune.profilers.metrics.base import metric_of
@@ -39,11 +40,18 @@ LIMIT_NOISE = 0.1
 """Standard deviation of one measurement where nobody says it. What a share lacks in requests is
 added to it."""
 
-MISSED, MISSED_BLIND = 0.15, 0.4
+MISSED, MISSED_BLIND = 0.3, 0.4
 """What a simulation misses, in natural logs of a rate; and points differ by without one."""
+
+FAILURE_COST = 0.01
+"""What a launch that fails costs, as a share of the best objective: a trial that taught little."""
 
 TIMED_LEAST = 4
 """Trials from which on it is known how the seconds of a trial depend on its rate."""
+
+
+_NORMAL = np.array([-1.5, -0.8, -0.25, 0.25, 0.8, 1.5])
+"""A handful of draws of the noise of one measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +131,7 @@ class ModelProposer:
             trials=len({key_of(one.arguments) for one in self._seen}),
             trials_left=trials_left,
             within=float((behind <= WITHIN["2%"]).mean()),
-            worth=float(self._gains(view).max()),
+            worth=max(0.0, float(self._gains(view).max())),
             best=float(view.outlook.expected()[best]),
         )
 
@@ -286,7 +294,11 @@ class ModelProposer:
     # --- what follows from it ---
 
     def _gains(self, view: _View) -> Floats:
-        return worth(view.outlook, view.measured) * view.runs
+        """What a trial of each point adds, less what it costs if it fails."""
+        gains = worth(view.outlook, view.measured) * view.runs
+        best = float(view.outlook.expected()[view.measured].max(initial=0.0))
+        found: Floats = gains - FAILURE_COST * best * (1 - view.runs)
+        return found
 
     def _best(self, view: _View) -> int | None:
         """The measured point that is thought best among those that rather meet the goal."""
@@ -338,4 +350,14 @@ class ModelProposer:
         return Pick(dict(point.values), point.stack, because, expected, again)
 
 
-_NORMAL = np.array([-1.5, -0.8, -0.25, 0.25, 0.8, 1.5])
+def proposer_from(forecaster: Forecaster | None, goal: Goal, *, seed: int) -> ModelProposer:
+    """The proposer of a search; `forecaster` knows its baseline, and without one nothing is told."""
+    if forecaster is None:
+        return ModelProposer(goal, seed=seed)
+    return ModelProposer(
+        goal,
+        requests=len(forecaster.baseline.requests),
+        foretell=simulated_by(forecaster),
+        noise=noise_of_responses(forecaster.calibration.noise, goal),
+        seed=seed,
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from kvtune.autotune.forecast.calibrate import FIRST_TOKEN, STEP, THROUGHPUT
 from kvtune.profilers.goal import slo_key
 from kvtune.types import Goal
 
@@ -44,6 +45,19 @@ def responses_of(figures: Mapping[str, float], goal: Goal, requests: int) -> dic
         if value is not None and value > 0:
             found[slo_key(slo)] = math.log(value / slo.limit_s)
     return found
+
+
+def noise_of_responses(noise: Mapping[str, float], goal: Goal) -> dict[str, float]:
+    """The standard deviation of one measurement of each response that `noise` tells.
+
+    Args:
+        noise: of metrics by flat name, as a share of each (`Calibration.noise`).
+        goal: whose limits count.
+    """
+    behind = {RATE: THROUGHPUT}
+    for slo in goal.slos:
+        behind[slo_key(slo)] = {"ttft": FIRST_TOKEN, "e2e": THROUGHPUT}.get(slo.metric, STEP)
+    return {name: noise[metric] for name, metric in behind.items() if metric in noise}
 
 
 def score(responses: Mapping[str, float]) -> float:
