@@ -135,7 +135,7 @@ def _bandwidth() -> SurfaceSpec:
         name="bandwidth",
         built="16 at a time over two contexts of 3,584 tokens, all of which fit",
         bound_by=(Bottleneck.KV_BANDWIDTH,),
-        goal="max goodput where p95 itl <= 250ms",
+        goal="max goodput where p95 itl <= 160ms",
         base_arguments=_base(kv_cache_memory_bytes=330 * MIB, max_model_len=4096),
         axes=(
             Axis("block-size", (32, 64, 128), 128),
