@@ -43,6 +43,13 @@ def measurements(view: StudyView) -> list[Measurement]:
     return [measurement for measurement in found if measurement is not None]
 
 
+def harm_note(view: StudyView) -> str:
+    """What the marks that are no circles mean, if there are any."""
+    if all(point.harm is Harm.LOSSLESS for point in view.points):
+        return ""
+    return "Squares may change answers a little, diamonds more. "
+
+
 def rounds_figure(view: StudyView, found: Sequence[Confirmed]) -> Figure | None:
     """Each finalist's rounds, from left to right in the order of time, with mean and interval."""
     if not found:
@@ -123,7 +130,7 @@ def progress_figures(view: StudyView, found: Sequence[Progress]) -> list[Figure]
         told = f"it ended at {amount(last, view.unit)}"
     note = (
         "Crosses at 0 are trials without a number; they have no value. " if failed else ""
-    ) + of_points(view)
+    ) + f"{harm_note(view)}{of_points(view)}"
     spent_s = found[-1].spent_s
     by_trial = _progress(view, found, [float(place) for place in range(len(found))])
     by_trial["layout"]["xaxis"] = {
@@ -181,6 +188,7 @@ def _progress(view: StudyView, found: Sequence[Progress], x: Sequence[float]) ->
                     "color": COLOURS.get(standing, FAILED),
                     "symbol": [_symbol(view, each) for _, each in spots],
                 },
+                "cliponaxis": False,
                 "customdata": [_hover(view, each) for _, each in spots],
                 "hovertemplate": "%{customdata}<extra></extra>",
             }

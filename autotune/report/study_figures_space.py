@@ -7,15 +7,13 @@ from typing import Any
 
 from kvtune.autotune.report.figures_workload import OURS, PLAIN
 from kvtune.autotune.report.page import Figure, plain
-from kvtune.autotune.report.study_figures import COLOURS, SYMBOLS, of_points, wrapped
-from kvtune.autotune.report.study_findings import Knob, Share, Spot
+from kvtune.autotune.report.study_figures import COLOURS, SYMBOLS, harm_note, of_points, wrapped
+from kvtune.autotune.report.study_findings import MIB, Knob, Share, Spot
 from kvtune.autotune.report.study_view import StudyView, name_of
 from kvtune.autotune.words import amount, digits
 
 ROW_PX = 34
 MARGIN_PX = 110
-MIB = 1 << 20
-
 JITTER = 0.06
 """How far trials of the same value are drawn apart, of the height of an axis."""
 
@@ -111,12 +109,13 @@ def parallel_figure(view: StudyView, found: Sequence[Knob]) -> Figure | None:
             "ticktext": [*(plain(_short(knob.name)) for knob in found), view.study.goal.objective],
             "range": [-0.2, len(found) + 0.45],
             "zeroline": False,
+            "tickangle": -40,
         },
         "yaxis": {"visible": False, "range": [-0.05, 1.08]},
         "annotations": marks,
         "hovermode": "closest",
         "showlegend": False,
-        "margin": {"l": 20, "r": 20, "t": 20, "b": 60},
+        "margin": {"l": 70, "r": 20, "t": 20, "b": 60},
     }
     best = max(measured, key=lambda point: point.value or 0.0)
     return Figure(
@@ -231,7 +230,8 @@ def _front_figure(
     )
     return Figure(
         caption,
-        f"On the front, which nothing beats in both: {words}. {note}{of_points(view)}",
+        f"On the front, which nothing beats in both: {words}. {note}{harm_note(view)}"
+        f"{of_points(view)}",
         {"data": data, "layout": layout},
         400,
     )

@@ -15,6 +15,8 @@ from kvtune.profilers.goal import slo_key, slo_text
 from kvtune.profilers.statistics import mean_interval, paired_ratio_interval
 from kvtune.types import Harm, Interval, Measurement
 
+MIB = 1 << 20
+
 LEAST_TRIALS = 8
 """With fewer measured trials nothing is said of what a setting is worth by itself."""
 
@@ -153,7 +155,10 @@ def knobs(view: StudyView) -> list[Knob]:
     measured = view.measured
     names = dict.fromkeys(name for point in measured for name in point.row.trial.stack.arguments)
     found = [
-        Knob(name, {point.number: value_text(_value(view, point, name)) for point in measured})
+        Knob(
+            name,
+            {point.number: value_text(_value(view, point, name), name) for point in measured},
+        )
         for name in names
     ]
     return [knob for knob in found if len(knob.levels) > 1]
@@ -165,8 +170,8 @@ def importance(view: StudyView) -> list[Share]:
     The share is epsilon squared of a one-way analysis of variance (T. L. Kelley, 1935): the sum of
     squares between the values of a setting, less what that many groups of pure noise would have,
     over the total. Settings that were changed together share what they did, and what they only do
-    together is nobody's, so shares need not add up to 1. Empty below `LEAST_TRIALS`, and for a
-    setting of which no value came twice there is no share.
+    together is nobody's, so shares need not add up to 1. Empty below `LEAST_TRIALS`; a setting has
+    a share once two of its values were measured at least twice.
     """
     measured = {point.number: point.value for point in view.measured if point.value is not None}
     if len(measured) < LEAST_TRIALS:
@@ -176,18 +181,20 @@ def importance(view: StudyView) -> list[Share]:
         groups: dict[str, list[float]] = {}
         for number, value in measured.items():
             groups.setdefault(knob.values[number], []).append(value)
-        if (share := _epsilon_squared(list(groups.values()))) is not None:
+        often = sum(len(group) > 1 for group in groups.values())
+        if often > 1 and (share := _epsilon_squared(list(groups.values()))) is not None:
             shares.append(Share(knob.name, len(groups), share))
     return sorted(shares, key=lambda each: -each.share)
 
 
 def _epsilon_squared(groups: Sequence[Sequence[float]]) -> float | None:
+    """The share; None where all values are the same. Some group has more than one value."""
     everything = [value for group in groups for value in group]
     total = _squares(everything)
+    if total == 0:
+        return None
     within = sum(_squares(group) for group in groups)
     freedom = len(everything) - len(groups)
-    if freedom < 1 or total == 0:
-        return None
     between = total - within
     return max(0.0, (between - (len(groups) - 1) * within / freedom) / total)
 
@@ -213,20 +220,22 @@ def _value(view: StudyView, point: Point, name: str) -> JsonValue:
     return None
 
 
-def value_text(value: JsonValue) -> str:
-    """A setting's value as a reader meets it."""
+def value_text(value: JsonValue, name: str = "") -> str:
+    """The value of the setting of this name as a reader meets it."""
     if value is None:
         return "default"
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() else f"{value:g}"
+    if isinstance(value, int) and name.endswith("-bytes") and value % MIB == 0:
+        return f"{value // MIB} MiB"
     return str(value)
 
 
 def _size_and_word(text: str) -> tuple[bool, float, str]:
     try:
-        return False, float(text), ""
+        return False, float(text.removesuffix(" MiB")), text
     except ValueError:
         return True, 0.0, text
 

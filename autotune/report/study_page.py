@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -106,8 +107,10 @@ def _decision(view: StudyView) -> tuple[Block, ...]:
 
 def _headline(view: StudyView) -> KeyFigures:
     decision = view.decision
-    text, tone = ("no decision yet", "") if decision is None else OUTCOMES[decision.outcome]
-    figures = [KeyFigure("outcome", text, tone=tone)]
+    figures = [KeyFigure("outcome", "no decision yet")]
+    if decision is not None:
+        text, tone = OUTCOMES[decision.outcome]
+        figures = [KeyFigure("outcome", text, tone=tone)]
     if decision is not None and decision.recommended is not None:
         is_closest = decision.outcome is Outcome.INFEASIBLE
         point = view.point(decision.recommended)
@@ -180,7 +183,7 @@ def _what_to_run(view: StudyView, config: ServingConfig) -> list[Block]:
                 tuple(Row((each.name, str(each.value), each.because)) for each in tuned),
             )
         )
-    name = view.study.name
+    name = shlex.quote(view.study.name)
     blocks.append(f"Start it with: kvtune serve --study {name}")
     if view.emitted:
         blocks.append(

@@ -33,12 +33,12 @@ KINDS: Mapping[str, str] = {
     "begin": "goal",
     "forecast": "forecast of",
     "trial": "trial",
-    "verdict": "verdict on",
+    "verdict": "verdict",
     "quality": "quality of",
     "unlock": "unlock before",
     "finalists": "finalists",
     "confirm": "confirmation",
-    "decide": "decision:",
+    "decide": "decision",
     "emit": "emitted",
 }
 
@@ -60,13 +60,12 @@ def trail_blocks(view: StudyView) -> tuple[Block, ...]:
 
 def _step_cells(step: Step) -> tuple[str, ...]:
     rung = f" ({step.rung})" if step.rung else ""
-    trial = "" if step.trial is None else f" {step.trial}{rung}"
+    is_named = step.trial is not None and step.kind not in ("verdict", "decide")
+    trial = f" {step.trial}{rung}" if is_named else ""
     return (_clock(step.at_s), f"{KINDS[step.kind]}{trial}", step.says)
 
 
 def _step_tone(step: Step) -> Tone:
-    if step.kind == "decide":
-        return "good"
     return "muted" if step.kind in ("forecast", "confirm") else ""
 
 

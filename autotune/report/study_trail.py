@@ -90,8 +90,7 @@ def _trials(view: StudyView) -> Iterator[Timed]:
         if point.row.attempts and (told := _told(view, point)):
             yield begun_at(point.row), Step(None, "forecast", told, point.number, rung)
         for attempt in point.row.attempts:
-            is_last = attempt is point.row.attempts[-1]
-            says = f"{point.settings}: {_outcome(view, point, attempt, is_last=is_last)}"
+            says = f"{point.settings}: {_outcome(view, point, attempt)}"
             at = attempt.ended_at or attempt.started_at
             yield at, Step(None, "trial", says, point.number, rung)
     for row in view.repeats:
@@ -100,11 +99,13 @@ def _trials(view: StudyView) -> Iterator[Timed]:
             yield attempt.ended_at or attempt.started_at, Step(None, "trial", says, row.number)
 
 
-def _outcome(view: StudyView, point: Point, attempt: AttemptRow, *, is_last: bool) -> str:
+def _outcome(view: StudyView, point: Point, attempt: AttemptRow) -> str:
     if attempt.status is AttemptStatus.RUNNING:
         return "begun, and has not ended"
-    if attempt.status is AttemptStatus.STOPPED or not is_last:
-        return "stopped before there was an outcome" if attempt.measurement_id is None else "again"
+    if attempt.status is AttemptStatus.STOPPED:
+        return "stopped before there was an outcome"
+    if attempt.measurement_id != point.row.measurement_id:
+        return "measured, and again later"
     known = ", known from before" if attempt.status is AttemptStatus.REUSED else ""
     if point.value is None:
         return f"{point.standing}{known}" + (f": {point.why}" if point.why else "")

@@ -235,8 +235,8 @@ def basis(view: StudyView, measurements: Sequence[Measurement], what: str) -> st
     if requests:
         sent = " or ".join(f"{count:,}" for count in requests)
         said += f" of {sent} request{'' if requests == [1] else 's'} each"
-    caches = Counter(found.cache for found in good)
-    starts = Counter(
+    caches: Counter[str] = Counter(found.cache for found in good)
+    starts: Counter[str] = Counter(
         found.effective.start_kind
         for found in good
         if found.effective is not None and found.effective.start_kind is not None
