@@ -71,6 +71,10 @@ SCORED_TOKENS = 96
 FAR_SHARE = 0.25
 """Text that is told again comes from this first share, which no window of 512 tokens reaches."""
 
+NEAR_TOKENS = 256
+FAR_LANGUAGE = "de"
+"""Of what stands before the near text: it says nothing that helps to foresee English sentences."""
+
 FOLLOWED = ("json", "case", "language", "keywords", "punctuation", "start-end")
 """What SmolLM2-135M-Instruct follows most often with the full cache, of six items of each type in
 the fault benchmark: all of them, all, 83%, and 67% three times. The others can hardly get worse."""
@@ -84,10 +88,14 @@ EXPLAINED = (
 )
 
 
-class NewAndRetold(Suite):
-    """Fidelity behind a long text: on sentences that are new, and on some that stood far before."""
+class NearAndFar(Suite):
+    """Fidelity behind a long text, by where what the scored sentences depend on stands.
 
-    name = "new-and-retold"
+    `new` ones share words and shapes with all of the text, `retold` ones stood far before, and
+    `recent` ones share them with its end alone: what stands before it is another language.
+    """
+
+    name = "near-and-far"
     says = "text is predicted otherwise, by where what it depends on stands"
     metrics: ClassVar[tuple[QualityMetric, ...]] = Fidelity.metrics
 
@@ -135,7 +143,7 @@ CURVES = (
     Curve(
         "windows",
         "StreamingLLM: a smaller and smaller window",
-        (NewAndRetold(), Part(Needle(), ("single", "multi-key", "key-value"))),
+        (NearAndFar(), Part(Needle(), ("single", "multi-key", "key-value"))),
         10,
         (
             Sweep(
@@ -146,10 +154,12 @@ CURVES = (
         ),
         (
             Line("needle recall", "needle", "", "recall"),
-            Line("new text, KL", "new-and-retold", "new", "kl"),
-            Line("new text, top-1", "new-and-retold", "new", "top1"),
-            Line("retold text, KL", "new-and-retold", "retold", "kl"),
-            Line("retold text, top-1", "new-and-retold", "retold", "top1"),
+            Line("recent text, KL", "near-and-far", "recent", "kl"),
+            Line("recent text, log-perplexity", "near-and-far", "recent", "log-perplexity"),
+            Line("new text, KL", "near-and-far", "new", "kl"),
+            Line("new text, log-perplexity", "near-and-far", "new", "log-perplexity"),
+            Line("retold text, KL", "near-and-far", "retold", "kl"),
+            Line("retold text, log-perplexity", "near-and-far", "retold", "log-perplexity"),
         ),
     ),
     Curve(
@@ -185,11 +195,17 @@ CURVES = (
 
 
 def _items(seed: int, number: int) -> Iterator[Item]:
-    rng = seeded(seed, "new-and-retold", number)
+    rng = seeded(seed, "near-and-far", number)
     before = filler(rng, BEFORE_TOKENS)
     far = before[: int(FAR_SHARE * len(before))]
     new = [each for each in filler(rng, 2 * SCORED_TOKENS) if each not in before]
-    for category, told in (("new", new), ("retold", rng.sample(far, len(far)))):
+    foreign = filler(rng, BEFORE_TOKENS - NEAR_TOKENS, FAR_LANGUAGE)
+    mixed = [*foreign, *filler(rng, NEAR_TOKENS)]
+    for category, text, told in (
+        ("recent", mixed, [each for each in new if each not in mixed]),
+        ("new", before, new),
+        ("retold", before, rng.sample(far, len(far))),
+    ):
         scored = ""
         for sentence in told:
             if len(scored) > SCORED_TOKENS * 4:
@@ -198,7 +214,7 @@ def _items(seed: int, number: int) -> Iterator[Item]:
         yield Item(
             key=f"{category}-{number}",
             category=category,
-            prompt=" ".join(before),
+            prompt=" ".join(text),
             scored=scored,
         )
 
