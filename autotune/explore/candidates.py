@@ -72,7 +72,7 @@ def candidates(
     names = [entry.knob.name for entry in space.knobs]
     found: dict[str, Candidate] = {}
     points: Iterator[Sequence[JsonValue]]
-    if prod(map(len, options)) <= ENUMERATED:
+    if is_enumerated(space):
         points, most = product(*options), ENUMERATED
     else:
         singles = moves(space, space.defaults)
@@ -84,6 +84,11 @@ def candidates(
             break
         _add(found, space, ctx, [dict(zip(names, point, strict=True))])
     return sorted(found.values(), key=lambda one: len(one.stack.arguments))
+
+
+def is_enumerated(space: SearchSpace) -> bool:
+    """Whether a space is so small that all of its points are candidates."""
+    return prod(len(options_of(entry)) for entry in space.knobs) <= ENUMERATED
 
 
 def neighbours(

@@ -351,7 +351,7 @@ class ModelProposer:
 
 
 def proposer_from(forecaster: Forecaster | None, goal: Goal, *, seed: int) -> ModelProposer:
-    """The proposer of a search; `forecaster` knows its baseline, and without one nothing is told."""
+    """The proposer of a search whose baseline `forecaster` knows; without one nothing is told."""
     if forecaster is None:
         return ModelProposer(goal, seed=seed)
     return ModelProposer(

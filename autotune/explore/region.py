@@ -12,6 +12,7 @@ from kvtune.autotune.explore.candidates import (
     Candidate,
     beyond,
     candidates,
+    is_enumerated,
     is_ordered,
     key_of,
     neighbours,
@@ -34,7 +35,7 @@ DRAWN = 400
 """Points of a large space that are looked at where no simulation is at hand."""
 
 GROWN = 20
-"""Points that are added before each trial: 2 seconds of simulation."""
+"""Points that are added around each of the best before a trial: 2 seconds of simulation."""
 
 
 class Region:
@@ -58,6 +59,7 @@ class Region:
         self._prior, self._score = prior, score
         self._rows: dict[str, int] = {}
         self._courses: dict[object, int] = {}
+        self._surrounded: set[int] = set()
         self._rng = random.Random(seed)
         self._fields: dict[tuple[str, ...], Field] = {}
         self._seed = seed
@@ -69,14 +71,17 @@ class Region:
 
     def grow(self, around: Sequence[int]) -> None:
         """Add points next to these, as far as there are any."""
-        found = [
-            one
-            for row in around
-            for one in neighbours(self.space, self.points[row].values, self.ctx)
-            if one.key not in self._rows
-        ]
-        self._rng.shuffle(found)
-        self._add(found[:GROWN])
+        for row in dict.fromkeys(around):
+            if row in self._surrounded:
+                continue
+            found = [one for one in self._near(row) if one.key not in self._rows]
+            self._rng.shuffle(found)
+            self._add(found[:GROWN])
+            if len(found) <= GROWN:
+                self._surrounded.add(row)
+
+    def _near(self, row: int) -> list[Candidate]:
+        return neighbours(self.space, self.points[row].values, self.ctx)
 
     def places(self, outside: Sequence[Mapping[str, JsonValue]]) -> tuple[Floats, list[bool]]:
         """Where each point lies in each knob, and whether places of the knob have an order.
@@ -107,12 +112,14 @@ class Region:
         everything = candidates(self.space, self.ctx, most=DRAWN, rng=self._rng)
         if self._prior.foretell is None or len(everything) <= FORETOLD_FIRST:
             self._add(everything)
+            if is_enumerated(self.space):
+                self._surrounded = {*range(len(self.points))}
             return
         self._add(one for one in everything if len(one.stack.choices) <= 1)
         asked, best = len(self._rows), -1
         while asked < SOUGHT_SHARE * FORETOLD_FIRST and (found := self._best()) not in (best, None):
             best = found
-            near = neighbours(self.space, self.points[best].values, self.ctx)
+            near = self._near(best)
             self._add(near[: FORETOLD_FIRST - asked])
             asked = len(self._rows)
         rest = [one for one in everything if one.key not in self._rows]

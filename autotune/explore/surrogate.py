@@ -30,7 +30,7 @@ JOINT = (0.05, 0.3, 0.7)
 SIZES = (0.05, 0.1, 0.2, 0.5, 1.2)
 """How far points are from the prior, in natural logs for a response of `scale` 1."""
 
-NOISES = (0.8, 1.6)
+NOISES = (0.8, 1.6, 3.2)
 """How many times noisier measurements are than was thought."""
 
 DRIFTS = (0.01, 0.1)

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,9 @@ AT_START, UNDER_LOAD = FailureClass.CRASH_AT_START, FailureClass.CRASH_UNDER_LOA
 
 
 def chances(*seen):
-    return chance_to_run(LINE, np.array([row for row, _ in seen], dtype=np.intp), [f for _, f in seen])
+    return chance_to_run(
+        LINE, np.array([row for row, _ in seen], dtype=np.intp), [f for _, f in seen]
+    )
 
 
 def test_nothing_is_avoided_before_something_failed():
@@ -22,7 +26,7 @@ def test_nothing_is_avoided_before_something_failed():
 def test_a_failure_is_expected_again_at_its_point_and_less_further_off(failure):
     found = chances((0, failure))
     assert found[0] < 0.2
-    assert all(here < there for here, there in zip(found, found[1:], strict=False))
+    assert all(here < there for here, there in pairwise(found))
 
 
 def test_what_ran_speaks_for_its_neighbours():

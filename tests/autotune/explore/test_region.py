@@ -1,0 +1,93 @@
+import numpy as np
+import pytest
+from contracts.surfaces import CTX, LARGE, SMALL, space_of
+
+from kvtune.autotune.explore.candidates import key_of, place
+from kvtune.autotune.explore.prior import Foretold, Prior
+from kvtune.autotune.explore.region import DRAWN, FORETOLD_FIRST, GROWN, Region
+
+SPACE, WIDE = space_of(SMALL), space_of(LARGE)
+
+
+def region_of(foretell=None, space=SPACE, seed=0):
+    return Region(space, CTX, Prior(foretell), lambda told: told.figures["score"], seed)
+
+
+def told_by(score, course=key_of):
+    """Foretells `score(places)` of arguments, by knob name; and keeps what it was asked."""
+    asked = []
+
+    def foretell(arguments):
+        asked.append(dict(arguments))
+        values = {**WIDE.defaults, **{k.replace("-", "_"): v for k, v in arguments.items()}}
+        at = {k.knob.name: place(k, values[k.knob.name]) for k in WIDE.knobs}
+        return Foretold({"score": score(at)}, course(arguments))
+
+    foretell.asked = asked
+    return foretell
+
+
+def test_points_with_equal_runs_are_one_and_the_simplest_stands_for_them():
+    def course(arguments):
+        # Twenty are in flight: no more than that ever run.
+        return key_of({**arguments, "max-num-seqs": min(arguments.get("max-num-seqs", 64), 12)})
+
+    region = region_of(told_by(lambda at: 0.0, course))
+    assert len(region.points) == 5 * (8 - 2) * 4
+    assert region.row_of({"max-num-seqs": 12}) == region.row_of({}) == 0
+    reason = region.refusals["max-num-seqs 16"]
+    assert reason.startswith("this load cannot tell it from stock defaults")
+
+
+def test_nothing_is_merged_without_a_simulation():
+    region = region_of()
+    assert len(region.points) == 5 * 8 * 4
+    assert not region.refusals
+    assert region.row_of({"max-num-seqs": 5}) is None
+
+
+def test_of_a_large_space_a_budget_of_simulations_finds_the_best_foretold():
+    def score(at):
+        return -sum((at[name] - 0.5) ** 2 for name in (*SMALL, "watermark"))
+
+    foretell = told_by(score)
+    region = region_of(foretell, WIDE)
+    assert len(foretell.asked) <= FORETOLD_FIRST
+    found = max(foretell(one.stack.arguments).figures["score"] for one in region.points)
+    # Five values have one in the middle; of eight and of four the nearest is off by 1/14 and 1/6.
+    assert found == pytest.approx(-((1 / 14) ** 2 + (1 / 6) ** 2))
+    far = [one for one in region.points if len(one.stack.arguments) > 2]
+    assert len(far) > 20
+
+
+def test_a_large_space_without_a_simulation_is_drawn_and_grows_around_points():
+    region = region_of(space=WIDE)
+    assert len(region.points) == DRAWN
+    region.grow([DRAWN - 1])
+    assert DRAWN < len(region.points) <= DRAWN + GROWN
+    centre = region.points[DRAWN - 1].values
+    for one in region.points[DRAWN:]:
+        assert sum(one.values[name] != centre[name] for name in centre) == 1
+    for row in range(len(region.points)):
+        assert region.row_of(region.points[row].stack.arguments) == row
+
+
+def test_equal_seeds_look_at_the_same_points():
+    first, second = region_of(space=WIDE), region_of(space=WIDE)
+    other = region_of(space=WIDE, seed=1)
+    keys = [[one.key for one in region.points] for region in (first, second, other)]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_what_lies_outside_of_the_space_is_like_points_with_equal_knobs_but_not_the_same():
+    region = region_of()
+    outside = [{"kv-cache-dtype": "fp8", "block-size": 32}, {"kv-cache-dtype": "fp8"}]
+    places, ordered = region.places(outside)
+    count = len(region.points)
+    assert places.shape == (count + 2, len(SPACE.knobs) + 1)
+    assert ordered == [True] * 3 + [False]
+    twin = region.row_of({"block-size": 32})
+    assert np.array_equal(places[count, :-1], places[twin, :-1])
+    assert places[count, -1] == places[count + 1, -1] != places[twin, -1]
+    joint = region.field(outside).joint[0]
+    assert 0 < joint[count, twin] < 1
