@@ -15,6 +15,7 @@ from typing import ClassVar
 import optuna
 from optuna.samplers import TPESampler
 from optuna.trial import Trial, TrialState
+from pydantic import JsonValue
 from surface_bench import Outcome, Surface, known_to_fail, point_of, space_of, stock_of, worth
 from surface_spec import Point, changed
 
@@ -338,8 +339,8 @@ def methods() -> dict[str, type[Method]]:
     return {method.name: method for method in every}
 
 
-def _moved(point: Point, at: int, value: object) -> Point:
-    return (*point[:at], value, *point[at + 1 :])  # type: ignore[return-value]
+def _moved(point: Point, at: int, value: JsonValue) -> Point:
+    return (*point[:at], value, *point[at + 1 :])
 
 
 def _is_ordered(values: Sequence[object]) -> bool:

@@ -36,13 +36,13 @@ def next_one(spec: SurfaceSpec, lines: Sequence[Line], session: int) -> tuple[Ki
     return ("reference", spec.stock) if is_due else chosen
 
 
-def whole_s(spec: SurfaceSpec, lines: Sequence[Line]) -> float:
-    """How long a whole recording takes, judged by its measurements so far."""
+def whole_s(spec: SurfaceSpec, lines: Sequence[Line]) -> float | None:
+    """How long a whole recording takes, judged by its measurements; None before there are some."""
     points = [line.wall_s for line in lines if line.kind == "point"]
     references = [line.wall_s for line in lines if line.kind == "reference"]
     fast = sorted(line.wall_s for line in lines if line.kind == "point" and line.ok)
     if not points or not references or not fast:
-        return float("nan")
+        return None
     # Those that are repeated serve their load fast.
     repeat_s = fmean(fast[: max(1, len(fast) // 3)])
     repeats = BEST * REPEATS

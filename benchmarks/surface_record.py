@@ -90,8 +90,9 @@ def _record(bench: SurfaceBench, path: Path, limits: Limits) -> None:
     if _session(bench, path, lines, limits):
         print(f"complete: {pack(path).name}, {len(lines)} measurements")
         return
-    left_s = whole_s(spec, lines) - sum(line.wall_s for line in lines)
-    print(f"{len(lines)} measurements, about {left_s / 60:.0f} minutes left")
+    whole = whole_s(spec, lines)
+    left_s = None if whole is None else whole - sum(line.wall_s for line in lines)
+    print(f"{len(lines)} measurements, about {_minutes(left_s)} left")
 
 
 def _dry(bench: SurfaceBench, path: Path, limits: Limits) -> None:
@@ -103,9 +104,13 @@ def _dry(bench: SurfaceBench, path: Path, limits: Limits) -> None:
     total = len(bench.spec.points())
     print(f"verdict on stock: {found.header.verdict.bottleneck}, {found.header.verdict.summary}")
     print(
-        f"all {total} points with references and repeats: {whole_s(bench.spec, lines) / 60:.0f} "
-        f"minutes, {size / len(lines):,.0f} bytes a measurement when packed"
+        f"all {total} points with references and repeats: {_minutes(whole_s(bench.spec, lines))}, "
+        f"{size / len(lines):,.0f} bytes a measurement when packed"
     )
+
+
+def _minutes(time_s: float | None) -> str:
+    return "nobody knows how long" if time_s is None else f"{time_s / 60:.0f} minutes"
 
 
 def _session(bench: SurfaceBench, path: Path, lines: list[Line], limits: Limits) -> bool:
@@ -120,7 +125,9 @@ def _session(bench: SurfaceBench, path: Path, lines: list[Line], limits: Limits)
         is_over = _is_over(lines, limits, done)
         if is_over and lines[-1].kind == "reference":
             return False
-        kind, point = ("reference", bench.spec.stock) if is_over else chosen
+        if is_over:
+            chosen = "reference", bench.spec.stock
+        kind, point = chosen
         busy_cores = quiet_or_late(limits.busy_cores, limits.wait_s)
         found = bench.measure(len(lines), kind, point, session, busy_cores)
         if not lines:

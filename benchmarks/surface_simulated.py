@@ -344,8 +344,9 @@ def main() -> None:
         recording = simulated_recording(spec, quirk)
         path = folder / f"{spec.name}.jsonl"
         path.unlink(missing_ok=True)
-        for row in (recording.header, *recording.lines):
-            append(path, row)
+        append(path, recording.header)
+        for line in recording.lines:
+            append(path, line)
         print(f"{pack(path).name}: {len(recording.lines)} measurements")
         path.unlink()
 

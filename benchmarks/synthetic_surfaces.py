@@ -183,14 +183,12 @@ def _roomy_context() -> Context:
     spec = simulated_spec(QUIRKS[0])
     context = context_of(made_up_header(spec))
     pool = 512 * MIB
-    base = context.base_arguments | {"kv-cache-memory-bytes": pool, "max-model-len": 2048}
+    base = {**context.base_arguments, "kv-cache-memory-bytes": pool}
     baseline = context.baseline
-    if baseline is None:
+    if baseline is None or baseline.num_gpu_blocks is None:
         raise ValueError("a recording has a baseline")
-    seen = {
-        "kv_cache_memory_bytes": pool,
-        "num_gpu_blocks": baseline.num_gpu_blocks * 512 // 48,
-    }
+    blocks = baseline.num_gpu_blocks * pool // (48 * MIB)
+    seen = {"kv_cache_memory_bytes": pool, "num_gpu_blocks": blocks}
     return replace(
         context,
         base_arguments=base,
