@@ -88,28 +88,28 @@ def measure_baseline(
     return measure(again=True)
 
 
-def refuse_without_value(goal: Goal, baseline: Measurement) -> None:
-    """Refuse a goal that this load has no figures for, before trials are spent on it.
+def without_value(goal: Goal, baseline: Measurement) -> BadGoal | None:
+    """The error that refuses a goal which this load has no figures for, if it is one.
 
-    Raises:
-        BadGoal: the baseline served the load, and a limit or the objective has no value.
+    A baseline that failed says nothing of that.
     """
     if baseline.failure is not None:
-        return
+        return None
     for slo in goal.slos:
         if not baseline.metrics.get(slo_key(slo)):
             why = NO_VALUE.get(slo.metric, f"no request has a {slo.metric}")
-            raise BadGoal(
+            return BadGoal(
                 f"{slo_text(slo)} cannot be measured with this load: {why}",
                 "use requests with longer answers (--output-tokens, where they name no length), "
                 "or limit ttft or e2e",
             )
-    if not baseline.metrics.get(goal.objective_metric):
-        raise BadGoal(
-            f"{goal.objective} cannot be measured with this load: the stock defaults served it "
-            f"without a value of {goal.objective_metric}",
-            "use another objective, or a workload with more requests",
-        )
+    if baseline.metrics.get(goal.objective_metric):
+        return None
+    return BadGoal(
+        f"{goal.objective} cannot be measured with this load: the stock defaults served it "
+        f"without a value of {goal.objective_metric}",
+        "use another objective, or a workload with more requests",
+    )
 
 
 def hopeless_reason(baseline: Measurement) -> str | None:

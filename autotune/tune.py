@@ -15,7 +15,7 @@ from kvtune.autotune.baseline import (
     BaselineLook,
     hopeless_reason,
     measure_baseline,
-    refuse_without_value,
+    without_value,
 )
 from kvtune.autotune.conclude import conclude
 from kvtune.autotune.confirm import confirm, confirmed_before
@@ -143,7 +143,8 @@ class Tuning:
             seed=self.rules.seed,
             afterwards=self._at_baseline,
         )
-        refuse_without_value(self.study.goal, entry.measurement)
+        if error := without_value(self.study.goal, entry.measurement):
+            raise error
         return entry
 
     def _at_baseline(
@@ -153,6 +154,8 @@ class Tuning:
 
         Else it is asked only once a lever is tried that may change answers, which it mostly is not.
         """
+        if without_value(self.study.goal, measurement):
+            return measurement
         if self.look.probe_s:
             self.look.at_server(server)
         if self.quality is not None and self.rules.explore_lossy:

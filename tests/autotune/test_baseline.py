@@ -13,11 +13,12 @@ from contracts.store_values import some_ceilings
 from kvtune.autotune import baseline
 from kvtune.autotune.limits import Budget
 from kvtune.engines.simulated.engine import SimulatedEngine
+from kvtune.errors import BadGoal
 from kvtune.profilers.load.client import ClosedLoop
 from kvtune.profilers.measure import UNKNOWN_VOCAB_SIZE, LoadPlan
 from kvtune.profilers.probe import ProbeResult
 from kvtune.profilers.step_gaps import join, observations
-from kvtune.types import Harm, Interval, Outcome, StepTimeModel
+from kvtune.types import Goal, Harm, Interval, Outcome, Slo, StepTimeModel
 
 COSTS = {"fixed_s": 0.04, "per_sequence_s": 0.001, "per_kv_token_s": 3e-6}
 CELLS = [(1, 64, 20), (2, 64, 20), (8, 64, 20), (4, 500, 20), (4, 1500, 20)] * 2
@@ -185,6 +186,17 @@ def test_search_without_time_for_a_probe_sends_none(search, store):
     assert not said(reporter, "prob")
     (row,) = store.profiles()
     assert row.profile.step_time is None or row.profile.step_time.source == "load"
+
+
+def test_baseline_that_has_no_value_of_the_goal_is_not_probed(search, probes, store):
+    load = workload(tuned=4, heldout=2)
+    one_token = tuple(replace(request, output_tokens=1) for request in load.requests)
+    goal = Goal(slos=(Slo(metric="itl", statistic="p95", limit_s=1.0),))
+    tuning, _ = search(budget=PROBED, on=replace(load, requests=one_token), goal=goal)
+    with pytest.raises(BadGoal, match="p95 itl <= 1s cannot be measured"):
+        tuning.run()
+    assert probes == []
+    assert store.trial(tuning.study, 0).measurement.metrics["ttft_p95_s"]
 
 
 class Computing(SimulatedEngine):
