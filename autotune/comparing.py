@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from kvtune.autotune.rounds import level_at, level_left, looks
 from kvtune.profilers.statistics import (
@@ -105,8 +106,8 @@ def contrast_of(values: Values, first: int, second: int) -> tuple[Contrast, bool
 def findings(values: Values, baseline: int, level: Callable[[int], float]) -> dict[int, Finding]:
     """Each finalist beside the baseline; `level` says what so many rounds may be wrong by.
 
-    Without those that have fewer than two rounds. That all are tested together includes those whose
-    rounds ended early: who is not measured any more may still have been called better by chance.
+    Without those that have fewer than two rounds. Those whose rounds ended early still count among
+    the finalists: each was one more chance of an error.
     """
     found = {
         number: (len(own), *beside)
@@ -118,16 +119,14 @@ def findings(values: Values, baseline: int, level: Callable[[int], float]) -> di
         rounds, contrast, _ = found[number]
         return contrast.chance() / level(rounds)
 
-    stock = values.get(baseline, ())
-    open_still, is_open = len(found), True
+    stock = fmean(values[baseline])
     told = {}
+    left, all_above = len(found), True
     for number in sorted(found, key=chance_by_level):
         rounds, contrast, is_ratio = found[number]
-        told[number] = Finding(
-            rounds, contrast, is_ratio, sum(stock) / len(stock), level(rounds) / open_still
-        )
-        is_open = is_open and told[number].is_above
-        open_still -= is_open
+        told[number] = Finding(rounds, contrast, is_ratio, stock, level(rounds) / left)
+        all_above = all_above and told[number].is_above
+        left -= all_above
     return told
 
 
@@ -158,12 +157,12 @@ def next_round(
     that are proved, that cannot matter, that have hardly a chance to be proved, and that are behind
     a proved one which is `sure` to stand: where answers are judged later, a lossless one.
     """
+    rounds = max(map(len, values.values()), default=0)
+    running = [number for number, own in values.items() if len(own) == rounds]
+    if rounds not in looks(most):
+        return Next(tuple(running))
     if baseline not in values:
         return Next(why="there are no stock defaults to compare with")
-    rounds = len(values[baseline])
-    running = [n for n, own in values.items() if n != baseline and len(own) == rounds]
-    if rounds not in looks(most):
-        return Next((baseline, *running)) if running else Next(why="no finalist is left")
     found = findings(values, baseline, lambda own_rounds: level_at(own_rounds, most))
     proved = {n: found[n].contrast.difference for n in able if n in found and found[n].is_above}
     best = max((gain for n, gain in proved.items() if n in sure), default=-math.inf)
@@ -172,7 +171,7 @@ def next_round(
     mattering = [n for n in ahead if found[n].most_gain >= MATTERS]
     going = [n for n in mattering if found[n].hope(most, len(found)) >= HOPELESS]
     if rounds == most:
-        return Next(why="")
+        return Next()
     if going:
         return Next((baseline, *going))
     if proved:

@@ -9,7 +9,7 @@ least harmful, then the simplest of them is recommended.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtune.autotune.comparing import MATTERS, Finding, at_last, contrast_of
@@ -102,14 +102,14 @@ def decide(
     rejected: Mapping[int, str],
     *,
     rounds: int = 0,
-    bound_by: Mapping[int, str] | None = None,
+    bound_by: Callable[[int], str] = lambda number: "",
 ) -> Decision:
     """Choose among finalists; `rejected` are the other trials with their reasons.
 
     A value of one candidate and the value of another at the same place are a pair: they were
     measured in the same round. With a single value each nothing can be proved, and the best so far
     is named as no more than that. `rounds` is how many were planned at most, where fewer may have
-    been enough. `bound_by` says in words what limited the run of a trial, where that is known.
+    been enough. `bound_by` says in words what limited the run of a trial, if that is known.
     """
     everyone = [*finalists, *([baseline] if baseline is not None else [])]
     everyone = [c for c in everyone if objective_values(goal, c.measurement)]
@@ -124,7 +124,7 @@ def decide(
     field = _Field(goal, baseline, everyone, rounds)
     feasible = [c for c in everyone if meets_goal(goal, c.measurement)]
     if not feasible:
-        outcome, ties, reasons = _infeasible(goal, everyone, bound_by or {})
+        outcome, ties, reasons = _infeasible(goal, everyone, bound_by)
     else:
         outcome, ties, reasons = _choose(field, feasible)
     chosen = min(ties, key=_harm_and_size)
@@ -290,7 +290,9 @@ def _why_not(baseline: Candidate | None) -> tuple[str, ...]:
     return (said, f"fix: {failure.fix}") if failure.fix else (said,)
 
 
-def _infeasible(goal: Goal, measured: Sequence[Candidate], bound_by: Mapping[int, str]) -> _Choice:
+def _infeasible(
+    goal: Goal, measured: Sequence[Candidate], bound_by: Callable[[int], str]
+) -> _Choice:
     """The measured point that is closest to the goal, what it misses, and what limits it."""
 
     def excesses(candidate: Candidate) -> dict[str, float]:
@@ -309,7 +311,7 @@ def _infeasible(goal: Goal, measured: Sequence[Candidate], bound_by: Mapping[int
     worst, by = max(excesses(closest).items(), key=lambda excess: excess[1])
     limit = f"what limits it is {worst}"
     limit += "" if math.isinf(by) else f", which it exceeds by {by:.0%}"
-    if said := bound_by.get(closest.number):
+    if said := bound_by(closest.number):
         limit += f"; its run: {said}"
     reasons = ("no measured trial meets every goal; this is the closest one", *misses, limit)
     return Outcome.INFEASIBLE, [closest], reasons

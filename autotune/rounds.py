@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 LOOKS = (3, 5, 8)
+USUAL = 5
+"""Simulated studies take 4.6 rounds without a winner, and fewer with a clear one."""
+
 ALPHA = 0.025
 """One-sided, so that the bounds of a single look at a single finalist are those of a 95% interval.
 A false winner may be named in 5% of all searches; half of that leaves room for noise that is not as
@@ -22,6 +25,16 @@ T = TypeVar("T")
 def looks(most: int) -> tuple[int, ...]:
     """After which rounds they are looked at, where there are at most so many."""
     return (*(look for look in LOOKS if look < most), most)
+
+
+def usual(most: int) -> int:
+    """How many rounds a confirmation takes as a rule, where there are at most so many."""
+    return min(most, USUAL)
+
+
+def next_look(number: int, most: int) -> int:
+    """After how many rounds they are looked at next, once `number` are over."""
+    return next(look for look in looks(most) if look > number)
 
 
 def level_at(look: int, most: int) -> float:

@@ -276,6 +276,8 @@ def measurement_of(
 
 def warnings_of(run: LoadRun) -> tuple[str, ...]:
     """What makes a replay's figures doubtful, beside what the client itself noticed."""
+    from kvtune.profilers.drift import drift_warning
+
     warnings = list(run.warnings)
     short = sum(
         record.ok
@@ -285,6 +287,8 @@ def warnings_of(run: LoadRun) -> tuple[str, ...]:
     )
     if short:
         warnings.append(f"{short} requests returned fewer tokens than were asked for")
+    if (changed := drift_warning(run.records)) is not None:
+        warnings.append(changed)
     return tuple(warnings)
 
 

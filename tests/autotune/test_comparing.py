@@ -156,7 +156,22 @@ def test_nothing_goes_on_after_the_last_round():
 
 
 def test_without_stock_defaults_there_is_nothing_to_prove():
-    assert go({1: (1.0,), 2: (1.0,)}).going == ()
+    two = {1: (1.0, 1.0), 2: (1.1, 1.0)}
+    assert go(two).going == (1, 2), "the first look has to tell them apart"
+    assert go({n: (*own, 1.0) for n, own in two.items()}) == Next(
+        why="there are no stock defaults to compare with"
+    )
+
+
+def test_stock_defaults_alone_are_measured_until_a_look():
+    assert go({0: (1.0, 1.0)}, able=()).going == (0,)
+    assert go({0: (1.0, 1.0, 1.0)}, able=()).going == ()
+
+
+def test_what_failed_does_not_go_on():
+    """It has no values."""
+    assert go({0: (1.0, 1.0), 2: (1.0, 1.0)}).going == (0, 2)
+    assert go({}).going == ()
 
 
 @given(st.integers(0, 10_000))

@@ -217,12 +217,13 @@ def test_what_limits_the_closest_point_is_the_limit_that_it_misses_by_most():
         update={"metrics": {**point.measurement.metrics, "itl_p95_s": (0.3, 0.3, 0.3)}}
     )
     point = Candidate(4, point.stack, slow)
-    last = decide(goal, None, [point], {}, bound_by={4: "kv-capacity, no block was free"}).reasons
-    assert last[-1] == (
+    said = {4: "kv-capacity, no block was free"}
+    reasons = decide(goal, None, [point], {}, bound_by=said.__getitem__).reasons
+    assert reasons[-1] == (
         "what limits it is p95 itl <= 100ms, which it exceeds by 200%; "
         "its run: kv-capacity, no block was free"
     )
-    assert "its run" not in decide(goal, None, [point], {}, bound_by={0: "compute"}).reasons[-1]
+    assert "its run" not in decide(goal, None, [point], {}).reasons[-1]
 
 
 def test_a_limit_that_was_not_measured_is_what_limits():

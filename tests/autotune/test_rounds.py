@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.autotune.rounds import ALPHA, level_at, level_left, looks, turned
+from kvtune.autotune.rounds import ALPHA, level_at, level_left, looks, next_look, turned, usual
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,12 @@ def test_everybody_has_every_place_once_in_as_many_rounds_as_there_are(size):
 
 def test_nobody_needs_no_order():
     assert turned([], 3) == []
+
+
+def test_the_next_look_is_the_first_after_the_rounds_that_are_over():
+    assert [next_look(number, 8) for number in range(8)] == [3, 3, 3, 5, 5, 8, 8, 8]
+    assert next_look(0, 2) == 2
+
+
+def test_time_is_kept_for_the_rounds_that_are_usual():
+    assert [usual(most) for most in (2, 5, 8)] == [2, 5, 5]

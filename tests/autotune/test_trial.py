@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from itertools import count
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from contracts.decoding import Sequence, decode
 from contracts.landscape import GOAL, Recorder, requests
 
 from kvtune.autotune.trial import (
@@ -342,6 +344,20 @@ def test_answers_shorter_than_asked_for_are_a_warning():
     assert warnings_of(run_with(record(output=3), record())) == (
         "1 requests returned fewer tokens than were asked for",
     )
+
+
+def test_figures_of_a_machine_that_slowed_down_meanwhile_are_doubted():
+    waves = [Sequence(20 * wave, 100 + 37 * wave % 400, 20) for wave in range(20) for _ in range(4)]
+    steps = count()
+    slows = decode(
+        waves,
+        fixed_s=0.02,
+        per_sequence_s=0.001,
+        per_kv_token_s=1e-6,
+        noise=lambda random: (1 + next(steps) / 800) * random.uniform(0.97, 1.03),
+    )
+    (warning,) = warnings_of(run_with(*slows))
+    assert "slower during this run" in warning
 
 
 def test_only_metrics_of_every_repeat_count_and_warnings_are_said_once():
