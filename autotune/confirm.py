@@ -10,11 +10,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 from kvtune.autotune.ledger import RUNG_CONFIRM, Ledger, RequestSet
 from kvtune.autotune.reporting import Reporter
-from kvtune.autotune.trial import AtServer
+from kvtune.engines.base import RunningServer
 from kvtune.types import Measurement, Status, Trial
+
+
+class AsksAtServer(Protocol):
+    """Asks a server that was measured, within `left_s`; see `trial.AtServer`."""
+
+    def __call__(
+        self,
+        trial: Trial,
+        server: RunningServer,
+        measurement: Measurement,
+        left_s: Callable[[], float],
+    ) -> Measurement:
+        """The measurement, with what came of the questions."""
 
 
 def confirm(
@@ -28,14 +43,18 @@ def confirm(
     clock: Callable[[], float] = time.monotonic,
     round_s: float = 0.0,
     until_s: float = math.inf,
-    afterwards: AtServer | None = None,
+    afterwards: AsksAtServer | None = None,
 ) -> dict[int, Measurement]:
     """Map the number of each trial to one measurement with a value per round.
 
     No round begins that would end after `until_s`, a time of `clock`; `round_s` is how long a round
-    is thought to take, without what `afterwards`, which gets every server, asks it. Empty when
-    there was no time for any.
+    is thought to take, without what `afterwards`, which gets every server, asks it. That is told
+    how much time the measurements to come leave it. Empty when there was no time for any.
     """
+
+    def left_s(later: int) -> float:
+        return until_s - clock() - later * round_s / len(trials)
+
     parts: dict[int, list[Measurement]] = {trial.number: [] for trial in trials}
     for number in range(rounds):
         round_seed = seed + 1 + number
@@ -47,7 +66,8 @@ def confirm(
             reporter.note(f"the time budget is spent after {number} rounds of confirmation")
             break
         asked_s = 0.0
-        for trial in trials if number % 2 == 0 else trials[::-1]:
+        for place, trial in enumerate(trials if number % 2 == 0 else trials[::-1], 1):
+            asking_s = partial(left_s, (rounds - number) * len(trials) - place)
             reporter.phase(f"Confirming trial {trial.number}, round {number + 1} of {rounds}")
             entry = ledger.run(
                 trial.stack,
@@ -58,7 +78,7 @@ def confirm(
                 canary=False,
                 parent=trial.number,
                 again=not known,
-                afterwards=afterwards,
+                afterwards=None if afterwards is None else partial(afterwards, left_s=asking_s),
             )
             reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
             asked_s += 0.0 if entry.reused else entry.measurement.asked_s

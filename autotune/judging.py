@@ -38,6 +38,8 @@ def judge_finalists(
 ) -> None:
     """Judge those that were confirmed, or leave out whom there is no time to ask any more.
 
+    Whoever takes longer than was thought is asked no further once the time does not hold the rest.
+
     Says at last what all servers that were started for questions took: it is part of no trial.
     """
     for entry in entries:
@@ -45,6 +47,6 @@ def judge_finalists(
         if asking_s and asking_s > left_s():
             quality.leave_out([entry], asking_s)
         else:
-            quality.judge(entry, final=True)
+            quality.judge(entry, final=True, left_s=left_s)
     if quality.spent_s >= 1:
         reporter.note(f"questions on servers of their own took {quality.spent_s:.0f} s")

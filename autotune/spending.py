@@ -11,14 +11,14 @@ from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import Budget
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.standing import finalists
-from kvtune.types import Goal, Harm
+from kvtune.types import Goal
 
 
 @dataclass(frozen=True, slots=True)
 class Finals:
     """Who would be confirmed now, and who is left out because there is no time to ask them.
 
-    `asking_s` is what questions to those that are left out would take, with those to the others.
+    `asking_s` is what questions would have taken with those that are left out.
     """
 
     chosen: list[Entry]
@@ -34,18 +34,23 @@ def finals(
     quality: TrialQuality | None,
     left_s: float,
 ) -> Finals:
-    """The best trials, without those whose answers nobody would have the time to ask for."""
-    chosen = finalists(goal, points, gates, budget.finalists)
-    asking_s = 0.0 if quality is None else quality.expected_s(chosen)
-    if quality is None or not asking_s or asking_s + confirmation_s(points, budget) <= left_s:
-        return Finals(chosen)
-    known = [
-        entry
-        for entry in points
-        if entry.trial.stack.harm is Harm.LOSSLESS or not quality.expected_s([entry])
-    ]
-    left_out = [entry for entry in chosen if entry not in known]
-    return Finals(finalists(goal, known, gates, budget.finalists), left_out, asking_s)
+    """The best trials, without those whose answers nobody would have the time to ask for.
+
+    As long as there is too little time for all, whoever takes longest to ask gives up the place to
+    the next best.
+    """
+    left_out: list[Entry] = []
+    longest_s = 0.0
+    while True:
+        chosen = finalists(
+            goal, [one for one in points if one not in left_out], gates, budget.finalists
+        )
+        asking_s = 0.0 if quality is None else quality.expected_s(chosen)
+        if quality is None or not asking_s or asking_s + confirmation_s(points, budget) <= left_s:
+            return Finals(chosen, left_out, longest_s)
+        slowest = max(chosen, key=lambda one: quality.expected_s([one]))
+        left_out.append(slowest)
+        longest_s = max(longest_s, asking_s)
 
 
 def trial_s(points: Sequence[Entry]) -> float:

@@ -142,8 +142,9 @@ def quality(
     )
     from kvtune.autotune.cli.quality_table import print_report
     from kvtune.autotune.quality.answers import fitting
+    from kvtune.autotune.quality.prices import ITEM_S
     from kvtune.autotune.quality.run import QualityRun
-    from kvtune.autotune.quality.sizing import ITEM_S, questions_for
+    from kvtune.autotune.quality.sizing import questions_for
     from kvtune.autotune.quality.subjects import ReferenceModel
     from kvtune.autotune.trial import check_model
     from kvtune.errors import BadInput

@@ -6,7 +6,8 @@ suite under way, and a baseline that was asked once is known to every comparison
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 import kvtune
+from kvtune.autotune.quality.prices import characters
 from kvtune.autotune.quality.subjects import Opened, Subject
+from kvtune.autotune.quality.wants import TooFew
 from kvtune.autotune.reporting import Reporter
 from kvtune.profilers.load import runtime
-from kvtune.profilers.quality.compare import Asked, ask_suites, compare
+from kvtune.profilers.quality.compare import Asked, AskedSuite, ask_suites, compare
 from kvtune.profilers.quality.limits import Limit
 from kvtune.profilers.quality.suite import Item, Size, Suite, SuitePlan
 from kvtune.types import QualityReport, Request, fingerprint_of
@@ -36,14 +39,24 @@ class Questions:
     """What is asked of everybody: the suites, the plan of their items, and the limits.
 
     `numbers` says of suites how many items of each category they are asked, where that is not what
-    the plan says. `doubts` tell which limits these are too few for.
+    the plan says. `too_few` are the limits that these are too few for.
     """
 
     suites: tuple[Suite, ...]
     plan: SuitePlan
     limits: tuple[Limit, ...] = ()
     numbers: Mapping[str, int] = field(default_factory=dict)
-    doubts: tuple[str, ...] = ()
+    too_few: tuple[TooFew, ...] = ()
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Which limits the items are too few for, in words."""
+        return tuple(map(str, self.too_few))
+
+    @property
+    def chance(self) -> float:
+        """That of a right candidate to pass the limits which the items are too few for."""
+        return math.prod(one.chance for one in self.too_few)
 
     def plan_of(self, suite: Suite) -> SuitePlan:
         """The plan of a suite's items."""
@@ -53,7 +66,17 @@ class Questions:
     @cached_property
     def counts(self) -> Mapping[str, int]:
         """How many items of each suite are asked."""
-        return {suite.name: len(suite.items(self.plan_of(suite))) for suite in self.suites}
+        return {name: items for name, (items, _) in self._sizes.items()}
+
+    @cached_property
+    def characters(self) -> Mapping[str, int]:
+        """What there is to read and to write of each suite; see `prices.characters`."""
+        return {name: long for name, (_, long) in self._sizes.items()}
+
+    @cached_property
+    def _sizes(self) -> Mapping[str, tuple[int, int]]:
+        every = {suite.name: suite.items(self.plan_of(suite)) for suite in self.suites}
+        return {name: (len(own), sum(map(characters, own))) for name, own in every.items()}
 
     @property
     def count(self) -> int:
@@ -71,6 +94,15 @@ class Pass:
     restarted: bool = False
 
 
+Watch = Callable[[Sequence[Mapping[str, Asked]]], None]
+"""Gets the answers of each time so far, by suite, before more is asked: it may raise
+`EnoughAsked`."""
+
+
+class EnoughAsked(Exception):
+    """No more is asked, although something is missing. What was answered is kept."""
+
+
 @dataclass(slots=True)
 class AnswerBook:
     """The answers of subjects: those that are kept, and those that are asked for now.
@@ -82,73 +114,75 @@ class AnswerBook:
     reporter: Reporter
     reuse: bool = True
 
-    def ask(self, questions: Questions, subject: Subject, passes: Sequence[Pass]) -> list[Asked]:
+    def ask(
+        self,
+        questions: Questions,
+        subject: Subject,
+        passes: Sequence[Pass],
+        watch: Watch = lambda known: None,
+    ) -> list[Asked]:
         """What a subject answers each time; it is opened only if something is not kept yet.
 
         Raises:
             EngineError: it cannot be started, or dies.
+            EnoughAsked: `watch` says so.
         """
         known = [self._kept(questions, subject, one) for one in passes]
+        watch(known)
         if all(len(found) == len(questions.suites) for found in known):
             self.reporter.note(f"{subject.by}: all answers are known from before")
         else:
             counter = _Counter(self.reporter)
             with subject.open(self.reporter, counter.within_batch) as opened:
                 for one, found in zip(passes, known, strict=True):
-                    self._ask_missing(questions, subject, opened, one, found, counter)
-        return [_whole(questions, one, found) for one, found in zip(passes, known, strict=True)]
+                    for part in self._missing_parts(questions, found):
+                        self._ask(questions, part, subject, opened, one, found, counter)
+                        watch(known)
+        return [whole(questions, one, found) for one, found in zip(passes, known, strict=True)]
 
-    def kept(
+    def missing(
         self, questions: Questions, subject: Subject, passes: Sequence[Pass]
-    ) -> list[Asked] | None:
-        """What a subject answered before, each time; `None` if something of it is not kept."""
-        known = [self._kept(questions, subject, one) for one in passes]
-        if any(len(found) < len(questions.suites) for found in known):
-            return None
-        return [_whole(questions, one, found) for one, found in zip(passes, known, strict=True)]
-
-    def missing(self, questions: Questions, subject: Subject, passes: Sequence[Pass]) -> int:
-        """How many items would be asked now, all times together, because they are not kept."""
+    ) -> tuple[str, ...]:
+        """Which suites would be asked now because they are not kept; a name for each time."""
         known = (self._kept(questions, subject, one) for one in passes)
-        return sum(
-            count
-            for found in known
-            for name, count in questions.counts.items()
-            if name not in found
-        )
+        return missing_names(questions, list(known))
 
-    def _ask_missing(
+    def _missing_parts(self, questions: Questions, known: Mapping[str, Asked]) -> list[list[Suite]]:
+        """What is asked one after the other."""
+        missing = [suite for suite in questions.suites if suite.name not in known]
+        # The ends of many small suites would leave the server idle; those of large ones do not.
+        together = questions.plan.size is Size.SCREEN and not questions.numbers
+        return [missing] if together and missing else [[suite] for suite in missing]
+
+    def _ask(
         self,
         questions: Questions,
+        part: Sequence[Suite],
         subject: Subject,
         opened: Opened,
         one: Pass,
         known: dict[str, Asked],
         counter: _Counter,
     ) -> None:
-        missing = [suite for suite in questions.suites if suite.name not in known]
-        # The ends of many small suites would leave the server idle; those of large ones do not.
-        together = questions.plan.size is Size.SCREEN and not questions.numbers
-        for part in [missing] if together else [[suite] for suite in missing]:
-            names = ", ".join(suite.name for suite in part)
-            self.reporter.note(f"asking {one.title}: {names}")
-            counter.begin()
-            asked = runtime.run(
-                ask_suites(
-                    part,
-                    questions.plan_of(part[0]),
-                    opened.asker,
-                    seed=one.seed,
-                    concurrency=one.concurrency,
-                    by=subject.by,
-                    on_progress=counter.after_batch,
-                )
+        names = ", ".join(suite.name for suite in part)
+        self.reporter.note(f"asking {one.title}: {names}")
+        counter.begin()
+        asked = runtime.run(
+            ask_suites(
+                part,
+                questions.plan_of(part[0]),
+                opened.asker,
+                seed=one.seed,
+                concurrency=one.concurrency,
+                by=subject.by,
+                on_progress=counter.after_batch,
             )
-            opened.check()
-            told = {"versions": dict(opened.versions), "warnings": opened.warnings}
-            for own in _by_suite(asked.model_copy(update=told)):
-                known[own.suites[0].name] = own
-                self._keep(questions, subject, one, own)
+        )
+        opened.check()
+        told = {"versions": dict(opened.versions), "warnings": opened.warnings}
+        for own in _by_suite(asked.model_copy(update=told)):
+            known[own.suites[0].name] = own
+            self._keep(questions, subject, one, own)
 
     def _kept(self, questions: Questions, subject: Subject, one: Pass) -> dict[str, Asked]:
         """Answers from before that are to the very items that would be asked now."""
@@ -176,9 +210,9 @@ class AnswerBook:
 
 
 def report_on(
-    questions: Questions, model: str, ours: Asked, theirs: Asked, again: Asked
+    questions: Questions, model: str, ours: Asked, theirs: Asked, again: Asked | None
 ) -> QualityReport:
-    """What a candidate's answers are worth beside the baseline's two times."""
+    """What a candidate's answers are worth beside the baseline's two times, or its first alone."""
     known = {suite.name: suite for suite in questions.suites}
     found = compare(ours, theirs, again, questions.limits, suites=known)
     doubts = questions.doubts if found.outcome == "unclear" else ()
@@ -189,6 +223,40 @@ def report_on(
             "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
     )
+
+
+def missing_names(questions: Questions, known: Sequence[Mapping[str, Asked]]) -> tuple[str, ...]:
+    """The suites that no answers are known of, a name for each time."""
+    return tuple(
+        suite.name for found in known for suite in questions.suites if suite.name not in found
+    )
+
+
+def answers_to(questions: Questions, asked: Asked) -> Asked:
+    """The answers to these questions alone, of somebody who was asked as many or more.
+
+    Raises:
+        KeyError: something of these was not asked.
+    """
+    known = {suite.name: suite for suite in asked.suites}
+    suites = []
+    for suite in questions.suites:
+        own = known[suite.name]
+        items = suite.items(questions.plan_of(suite))
+        if len(items) == len(own.items):
+            suites.append(own)
+            continue
+        pairs = zip(own.items, own.answers, strict=True)
+        by_key = {(item.category, item.key): (item, answer) for item, answer in pairs}
+        chosen = [by_key[item.category, item.key] for item in items]
+        suites.append(
+            AskedSuite(
+                name=suite.name,
+                items=tuple(item for item, _ in chosen),
+                answers=tuple(answer for _, answer in chosen),
+            )
+        )
+    return asked.model_copy(update={"suites": tuple(suites), "plan": questions.plan})
 
 
 def fitting(plan: SuitePlan, *subjects: Subject) -> SuitePlan:
@@ -247,7 +315,8 @@ def _key(questions: Questions, subject: Subject, one: Pass, suite: Suite) -> str
     )
 
 
-def _whole(questions: Questions, one: Pass, parts: Mapping[str, Asked]) -> Asked:
+def whole(questions: Questions, one: Pass, parts: Mapping[str, Asked]) -> Asked:
+    """The answers to suites, in the order of the questions."""
     ordered = [parts[suite.name] for suite in questions.suites]
     return Asked(
         suites=tuple(part.suites[0] for part in ordered),

@@ -3,22 +3,22 @@
 A size has a fixed number of items in each category. Where so few would hardly prove that the limits
 hold of a candidate that is no worse, a suite is asked more: enough for a chance of `POWER` that all
 figures which count pass. That depends on how many of its answers change at all, for the better as
-often as for the worse. A typical share is assumed of everybody, and more where two passes of the
-baseline show that it changes more by itself. Everybody is asked once, so nothing is corrected for
-looking twice.
+often as for the worse. A typical share is assumed of everybody, and more where a screen has shown
+more; of levels (a divergence), what the screen showed. Everybody is asked once, so nothing is
+corrected for looking twice.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kvtune.autotune.quality.answers import Questions, prompt_texts
+from kvtune.autotune.quality.seen import TYPICAL_CHANGE, Seen
+from kvtune.autotune.quality.wants import TooFew, difference_want, figures_of, level_want
 from kvtune.errors import BadGoal
-from kvtune.profilers.quality import paired
-from kvtune.profilers.quality.compare import Asked, AskedSuite
 from kvtune.profilers.quality.limits import (
     ANY,
     BROKEN_OUTPUT,
@@ -31,10 +31,6 @@ from kvtune.profilers.quality.limits import (
 from kvtune.profilers.quality.suite import Size, Suite, SuitePlan, suites
 from kvtune.types import Workload
 
-ITEM_S = 0.5
-"""What an item is thought to take before any was asked: a small model on two CPU cores, or a large
-one on an accelerator, answers two a second or more, `CONCURRENCY` at once."""
-
 MOST_PROMPTS = 256
 """So many prompts of the workload are given to suites: as many as any of them would take."""
 
@@ -44,27 +40,10 @@ MOST_PER_CATEGORY = 400
 POWER = 0.8
 """The chance that all figures that count pass, of a candidate that is as right as is assumed."""
 
-TYPICAL_CHANGE: Mapping[Size, float] = {Size.SCREEN: 0.01, Size.STANDARD: 0.01, Size.FULL: 0.05}
-"""The mean square of what answers change, over what they could: of right or wrong, the share that
-changes. Of 300 greedy answers of SmolLM2-135M (vLLM 0.32 on a CPU, bfloat16) none changed when the
-stock server was asked again in other batches: at most a hundredth, then. With fp8 KV it was 0.07
-over 190 answers, with no loss that could be told from none: full asks enough for most of that.
-"""
-
-SAMPLED_CHANGE: Mapping[str, float] = {"sampled-length": 0.6}
-"""The same of metrics of sampled answers, which change by themselves."""
-
-BROKEN_CHANGE = 0.005
-"""The same of broken outputs: there one of 100 answers with fp8 KV, and none of 300 without."""
-
 _BROKEN = Limit(ANY, BROKEN_OUTPUT, BROKEN_OUTPUT.limit)
 
 TOO_FEW = 1.1
 """A tenth less than what is wanted costs so little of the chance that nobody has to be told."""
-
-PRIOR_ITEMS = 50
-"""So many items that change as is typical are added to those of two passes, so that one of a few
-that changed by chance does not multiply what is asked."""
 
 OWN_DATA = "yours"
 """The suite that has nothing to ask without a file of the user's."""
@@ -110,14 +89,16 @@ def proving(
     suites: Sequence[Suite],
     plan: SuitePlan,
     limits: Sequence[Limit],
-    noise: Mapping[str, float] | None = None,
+    seen: Seen | None = None,
 ) -> Questions:
     """The questions that can prove limits, or else what suites themselves allow.
 
     Only suites that count are asked. Every category has as many items as its limits need, and so
     have the items of a suite together, and those of all suites where texts can break; a number in
-    the plan is no bound. `noise` is what `noise_of` says of the baseline.
+    the plan is no bound. `seen` is what a screen showed of the candidate; without one it is thought
+    to be as is typical, and levels are asked as much as the plan says.
     """
+    seen = seen or Seen()
     counting = [suite for suite in suites if suite_counts(suite.name, limits)]
     held = limits or own_limits(counting)
     items = {suite.name: suite.items(plan) for suite in counting}
@@ -125,29 +106,31 @@ def proving(
     power = POWER ** (1 / _figures(held, sizes))
     numbers: dict[str, int] = {}
     texts: dict[str, Counter[str]] = {}
-    doubts: list[str] = []
+    too_few: list[TooFew] = []
     for suite in counting:
         name, size = suite.name, sizes[suite.name]
-        usual = max(TYPICAL_CHANGE[plan.size], (noise or {}).get(name, 0.0))
-        about = [limit for limit in held if limit.suite == name and size]
-        changes = {one: max(usual, SAMPLED_CHANGE.get(one.metric.name, 0.0)) for one in about}
-        wanted = {
-            limit: _of_each_category(limit, len(size), change, power)
-            for limit, change in changes.items()
-        }
-        most = min(MOST_PER_CATEGORY, max(wanted.values(), default=0))
+        usual = max(TYPICAL_CHANGE[plan.size], seen.changes.get(name, 0.0))
+        wants = [
+            level_want(limit, seen, size, power)
+            if limit.metric.kind == "level"
+            else difference_want(limit, usual, size, power)
+            for limit in held
+            if limit.suite == name and size
+        ]
+        most = min(MOST_PER_CATEGORY, max((want.items for want in wants), default=0))
         if size and most > min(size.values()):
             numbers[name] = most
             items[name] = suite.items(replace(plan, per_category=most))
         asked = Counter(item.category for item in items[name])
-        for limit, needed in wanted.items():
+        for want in wants:
+            limit = want.limit
             own = [n for of, n in asked.items() if limit.category is None or limit.is_of(of)]
-            if needed > TOO_FEW * (fewest := min(own, default=0)):
-                doubts.append(_doubt(limit, needed, fewest, changes[limit], "of each category "))
+            if want.items > TOO_FEW * (fewest := min(own, default=0)):
+                too_few.append(want.too_few(fewest))
         texts[name] = Counter(item.category for item in items[name] if item.scored is None)
     broken = next((one for one in held if one.suite == ANY), _BROKEN)
-    needed = items_for(broken, BROKEN_CHANGE, power) or paired.MOST_ITEMS
-    if more := _more_texts(texts, needed):
+    want = replace(difference_want(broken, seen.broken, {"": 1}, power), of_what="")
+    if more := _more_texts(texts, want.items):
         numbers |= more
         fewest = sum(
             item.scored is None
@@ -156,9 +139,9 @@ def proving(
                 replace(plan, per_category=numbers.get(suite.name, plan.per_category))
             )
         )
-        if needed > TOO_FEW * fewest:
-            doubts.append(_doubt(broken, needed, fewest, BROKEN_CHANGE))
-    return Questions(tuple(counting), plan, tuple(limits), numbers, tuple(doubts))
+        if want.items > TOO_FEW * fewest:
+            too_few.append(want.too_few(fewest))
+    return Questions(tuple(counting), plan, tuple(limits), numbers, tuple(too_few))
 
 
 def questions_for(
@@ -173,41 +156,6 @@ def questions_for(
         return Questions(tuple(suites), plan, tuple(limits))
     found = proving(suites, plan, limits)
     return replace(found, suites=tuple(suites)) if keep else found
-
-
-def items_for(limit: Limit, change: float, power: float = 0.5) -> int | None:
-    """How many items support a limit with a chance of `power` if nothing got worse.
-
-    `change` as in `TYPICAL_CHANGE`. `None` for levels, of which nothing but the answers can tell,
-    and for limits that no number supports.
-    """
-    metric = limit.metric
-    if metric.kind != "difference":
-        return None
-    margin = limit.value / metric.scale
-    if metric.bounds is None:
-        return paired.mean_items_needed(change, margin, spread=1.0, power=power)
-    # Whether a score knows more than right and wrong shows only in the answers.
-    whole = paired.items_needed(margin, change, power=power)
-    graded = paired.bounded_items_needed(change, margin, power=power)
-    return None if whole is None or graded is None else max(whole, graded)
-
-
-def noise_of(suites: Sequence[Suite], theirs: Asked, again: Asked) -> dict[str, float]:
-    """What answers change between two passes of the baseline, as in `TYPICAL_CHANGE`, by suite.
-
-    Of a suite's first metric, over all its categories: a category of a screen has too few items.
-    """
-    found = {}
-    others = {asked.name: asked for asked in again.suites}
-    firsts = {asked.name: asked for asked in theirs.suites}
-    for suite in suites:
-        if suite.name not in firsts or suite.name not in others:
-            continue
-        squares = list(_squares(suite, firsts[suite.name], others[suite.name]))
-        typical = PRIOR_ITEMS * TYPICAL_CHANGE[Size.STANDARD]
-        found[suite.name] = (sum(squares) + typical) / (len(squares) + PRIOR_ITEMS)
-    return found
 
 
 def check_limits(suites: Sequence[Suite], plan: SuitePlan, limits: Sequence[Limit]) -> None:
@@ -250,33 +198,7 @@ def _check(limit: Limit, suite: Suite, plan: SuitePlan) -> None:
 def _figures(limits: Sequence[Limit], sizes: Mapping[str, Mapping[str, int]]) -> int:
     """How many figures count: those that limits are about, and broken outputs."""
     return 1 + sum(
-        1 if limit.pooled or limit.category is not None else len(sizes.get(limit.suite, ()))
-        for limit in limits
-        if limit.suite != ANY
-    )
-
-
-def _of_each_category(limit: Limit, categories: int, change: float, power: float) -> int:
-    """How many items of each category a limit needs; 0 where it does not say."""
-    if limit.metric.kind != "difference":
-        return 0
-    needed = items_for(limit, change, power) or paired.MOST_ITEMS
-    return math.ceil(needed / categories) if limit.pooled else needed
-
-
-def _doubt(limit: Limit, needed: int, fewest: int, change: float, of_what: str = "") -> str:
-    metric, margin = limit.metric, limit.value / limit.metric.scale
-    least = (
-        paired.items_needed(margin)
-        if metric.bounds is not None
-        else paired.mean_items_needed(0.0, margin, spread=1.0)
-    )
-    is_hopeless = not limit.pooled and (least is None or fewest < least)
-    then = "cannot be proved unless answers get better" if is_hopeless else "may stay unproved"
-    return (
-        f"{limit_text(limit)!r} would take {needed} items {of_what}to be proved with some "
-        f"certainty where {100 * change:.2g}% of the answers change, and {fewest} are asked: it "
-        f"{then}"
+        figures_of(limit, sizes.get(limit.suite, {})) for limit in limits if limit.suite != ANY
     )
 
 
@@ -290,14 +212,3 @@ def _more_texts(texts: Mapping[str, Counter[str]], needed: int) -> dict[str, int
         for name, own in texts.items()
         if own
     }
-
-
-def _squares(suite: Suite, one: AskedSuite, other: AskedSuite) -> Iterator[float]:
-    metric = suite.metrics[0]
-    if metric.kind != "difference":
-        return
-    for item, first, second in zip(one.items, one.answers, other.answers, strict=True):
-        if first.error is None and second.error is None:
-            pair = suite.figures(item, second, first).get(metric.name)
-            if pair is not None:
-                yield ((pair[0] - pair[1]) / metric.scale) ** 2

@@ -1,11 +1,11 @@
 """The quality of a search's trials: asked at the servers that are measured, compared, and kept.
 
 Every configuration that may change answers is asked a screen at its own trial's server, after the
-load: it can only say no. One that is confirmed is asked as much as the rules want, at a server of
-its confirmation, and has to pass. The stock defaults are asked the same, twice: a screen at one
-server, and what finalists are asked at two, so that what a restart changes counts as noise there.
-What is missing all the same (an interrupt, a measurement that another study made) is asked on a
-server of its own.
+load: it can only say no, or that it shows too much change for a proof. One that is confirmed is
+asked as much as a proof takes, at a server of its confirmation, and has to pass. The stock defaults
+are asked the same, twice: a screen at one server, and what finalists are asked at two, so that what
+a restart changes counts as noise there. What is missing all the same (an interrupt, a measurement
+that another study made) is asked on a server of its own.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pydantic import JsonValue
 
 from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import QualityRules
-from kvtune.autotune.quality import words
-from kvtune.autotune.quality.answers import report_on
-from kvtune.autotune.quality.asking import STOCK, Asking
-from kvtune.autotune.quality.sizing import ITEM_S, asked_suites, check_limits, own_suites
-from kvtune.autotune.quality.subjects import StartedSubject, Subject
+from kvtune.autotune.quality import proof, words
+from kvtune.autotune.quality.answers import Questions, answers_to, report_on
+from kvtune.autotune.quality.asking import STOCK, Asking, Known, LeftS, for_all, unlimited_s
+from kvtune.autotune.quality.sizing import asked_suites, own_suites
+from kvtune.autotune.quality.subjects import StartedSubject
 from kvtune.autotune.trial import Bench, death, failure_of
 from kvtune.engines.base import RunningServer
-from kvtune.errors import BadGoal, EngineError
+from kvtune.errors import EngineError
 from kvtune.profilers.quality.compare import Asked
 from kvtune.profilers.quality.suite import Size
 from kvtune.store.database import Store
@@ -40,20 +40,6 @@ from kvtune.types import (
     Trial,
     Workload,
 )
-
-
-@dataclass(slots=True)
-class _Known:
-    """What is known of a trial's answers at one size.
-
-    `answers` has one for each time that it was asked; `unasked` says why there are no more.
-    `missing` counts the items that would be asked now.
-    """
-
-    answers: list[Asked] = field(default_factory=list)
-    report: QualityReport | None = None
-    unasked: str | None = None
-    missing: int | None = None
 
 
 @dataclass(slots=True)
@@ -73,9 +59,6 @@ class TrialQuality:
     reuse: bool = True
     spent_s: float = field(init=False, default=0.0)
     _asking: Asking = field(init=False)
-    _known: dict[tuple[int, Size], _Known] = field(init=False, default_factory=dict)
-    _is_checked: bool = field(init=False, default=False)
-    _refusal: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._asking = Asking(
@@ -89,22 +72,26 @@ class TrialQuality:
             self.reuse,
         )
         for row in self.store.quality_reports(self.study) if self.reuse else ():
-            if row.trial is None or row.report.unanswered:
-                continue
-            known = self._of(row.trial, Size(row.report.size))
-            known.report = known.report or row.report
+            if row.trial is not None and not row.report.unanswered:
+                known = self._asking.of(row.trial, Size(row.report.size))
+                if known.report is None:
+                    self._learn(known, row.report)
 
     # --- asking ---
 
     def at_server(
-        self, trial: Trial, server: RunningServer, measurement: Measurement
+        self,
+        trial: Trial,
+        server: RunningServer,
+        measurement: Measurement,
+        left_s: LeftS = unlimited_s,
     ) -> Measurement:
         """Ask the server of a trial, if its answers are of interest and not known.
 
         The measurement comes back with the time that it took. If the server died of the questions,
         what was measured before is as true as ever, and there is an objection to the trial; if it
         was that of the stock defaults, to all that may change answers. An interrupt ends the
-        asking.
+        asking, and so does a finalist's lack of time: `left_s` tells what is left for questions.
         """
         number = trial.number if trial.parent is None else trial.parent
         size = Size.SCREEN if trial.parent is None else self.rules.size
@@ -112,62 +99,85 @@ class TrialQuality:
             self._asking.effective = measurement.effective
         if number != STOCK and trial.stack.harm is Harm.LOSSLESS:
             return measurement
-        if self._is_settled(number, size):
+        if self._asking.is_settled(number, size):
             return measurement
         began_s = self.bench.clock()
-        self._ask_started(number, size, trial.arguments, server)
+        self._ask_started(number, size, trial.arguments, server, left_s)
         asked_s = self.bench.clock() - began_s
         wall_s = (measurement.wall_s or 0.0) + asked_s
         return measurement.model_copy(update={"asked_s": asked_s, "wall_s": wall_s})
 
-    def judge(self, entry: Entry, *, final: bool = False) -> None:
+    def judge(self, entry: Entry, *, final: bool = False, left_s: LeftS = unlimited_s) -> None:
         """Compare a trial's answers with the stock ones, and ask first for those that are missing.
 
-        `final`: as a finalist, on all that the rules want. Trials that cannot change answers, have
-        failed or have a report are left alone.
+        `final`: as a finalist, on all that the rules want, within `left_s`. Trials that cannot
+        change answers, have failed, have a report or cannot be asked are left alone.
         """
-        trial = entry.trial
+        trial, asking = entry.trial, self._asking
         size = self.rules.size if final else Size.SCREEN
-        known = self._of(trial.number, size)
+        known = asking.of(trial.number, size)
         if trial.stack.harm is Harm.LOSSLESS or entry.measurement.failure is not None:
             return
-        if known.report is not None or self.refusal() is not None:
+        if not known.is_open or self.refusal() is not None:
             return
+        if final:
+            asking.enlist([trial])
         began_s = self.bench.clock()
         try:
-            theirs = self._answered(STOCK, self.study.base_arguments, size)
-            ours = self._answered(trial.number, trial.arguments, size) if theirs else None
+            # Its answers come before the second time of the stock ones, which it may not need.
+            first = self._answered(STOCK, self.study.base_arguments, size, left_s, times=1)
+            ours = self._answered(trial.number, trial.arguments, size, left_s) if first else None
+            theirs = self._answered(STOCK, self.study.base_arguments, size, left_s) if ours else []
         finally:
             self.spent_s += self.bench.clock() - began_s
-        if theirs is None or ours is None:
+        if not ours or not theirs:
             return
         known.answers = []  # With the scores of every token, they take megabytes.
-        report = report_on(self._asking.questions(size), self.study.model, ours[0], *theirs)
+        questions = asking.questions(trial.number, size)
+        beside = [answers_to(questions, each) for each in theirs]
+        report = report_on(questions, self.study.model, ours[0], *beside)
         self.store.save_quality_report(report, study=self.study, trial=trial.number)
-        known.report = report
+        self._learn(known, report)
         if final or report.outcome != "fail":  # The search itself says who is out and why.
             self.bench.reporter.note(f"trial {trial.number}: {words.summary(report)}")
+        elif not final and (reason := self._unprovable(trial.number)):
+            self.bench.reporter.note(f"trial {trial.number}: {reason}")
 
     def expected_s(
         self, entries: Sequence[Entry], *, newcomers: int = 0, final: bool = True
     ) -> float:
         """About how long it takes to ask these trials, and the stock defaults, what is missing.
 
-        `final`: as finalists, at the servers of their confirmation; else a screen, at servers that
-        have to be started for it. `newcomers` are trials that may change answers and were not
-        measured yet. By what an item took so far, or `ITEM_S`.
+        `final`: as finalists, at the servers of their confirmation, each what its screen has shown
+        that a proof takes; else a screen, at servers that have to be started for it. `newcomers`
+        are trials that may change answers and were not measured yet: they are thought to take as
+        little as any that was screened. By what others took so far; see `Prices`.
         """
-        size = self.rules.size if final else Size.SCREEN
+        asking, size = self._asking, self.rules.size if final else Size.SCREEN
         lossy = [entry.trial for entry in entries if entry.trial.stack.harm is not Harm.LOSSLESS]
-        missing = [self._missing(trial.number, trial.arguments, size) for trial in lossy]
-        if newcomers and self._of(STOCK, size).unasked is None:
-            missing += [self._asking.questions(size).count] * newcomers
-        if not any(missing):
+        missing = [
+            (asking.questions(trial.number, size), names)
+            for trial in lossy
+            if (names := asking.missing(trial.number, trial.arguments, size))
+        ]
+        if newcomers and asking.of(STOCK, size).unasked is None and self.refusal() is None:
+            usual = self._least_asked(size)
+            missing += [(usual, tuple(usual.counts))] * newcomers
+        if not missing:
             return 0.0
-        missing.append(self._missing(STOCK, self.study.base_arguments, size))
+        if size is Size.SCREEN:
+            stock = asking.typical(size)
+            names = asking.missing(STOCK, self.study.base_arguments, size)
+        else:
+            stock = for_all([questions for questions, _ in missing], asking.typical(size))
+            names = asking.stock_missing(stock)
+        missing.append((stock, names))
         starts = [one for entry in entries if (one := entry.measurement.start_s) is not None]
         start_s = median(starts) if starts and not final else 0.0
-        return sum(missing) * self._item_s(size) + start_s * sum(map(bool, missing))
+        return sum(
+            asking.price_s(questions, names) + (start_s if names else 0.0)
+            for questions, names in missing
+        )
 
     # --- what came of it ---
 
@@ -184,8 +194,12 @@ class TrialQuality:
                 return words.summary(report)
         if final is not None and final.outcome == "unclear":
             return f"{words.summary(final)}{self._what_asks_more()}"
-        if screen is None and final is None:
-            return self._why_unasked(trial.number, Size.SCREEN)
+        if final is None:
+            return (
+                self._unprovable(trial.number)
+                if screen
+                else self._why_unasked(trial.number, Size.SCREEN)
+            )
         return None
 
     def unproved(self, trial: Trial) -> str | None:
@@ -200,20 +214,15 @@ class TrialQuality:
         A limit may be on what the context of the stock defaults has no room for. Known once these
         are measured.
         """
-        if not self._is_checked:
-            self._is_checked = True
-            try:
-                plan = self._asking.plan(self.rules.size)
-                check_limits(self._asking.suites, plan, self.rules.limits)
-            except BadGoal as error:
-                self._refusal = f"quality cannot be judged here: {error.message}"
-        return self._refusal
+        return self._asking.refusal()
 
     def begin_finals(
         self, chosen: Sequence[Entry], left_out: Sequence[Entry], needed_s: float
     ) -> None:
         """Say how long asking the finalists will take, and leave out those there is no time for."""
         self.leave_out(left_out, needed_s)
+        lossy = [entry.trial for entry in chosen if entry.trial.stack.harm is not Harm.LOSSLESS]
+        self._asking.enlist(lossy)
         minutes = math.ceil(self.expected_s(chosen) / 60)
         if minutes > 1:
             self.bench.reporter.note(
@@ -223,17 +232,15 @@ class TrialQuality:
 
     def leave_out(self, entries: Sequence[Entry], needed_s: float) -> None:
         """Note that there is no time to ask those of these trials that would have to be asked."""
-        size = self.rules.size
-        for entry in entries:
-            if entry.trial.stack.harm is not Harm.LOSSLESS:
-                self._of(entry.trial.number, size).unasked = (
-                    f"no time was left for the questions of quality at {size} size, "
-                    f"about {needed_s:.0f} s"
-                )
+        asking = self._asking
+        for number in (e.trial.number for e in entries if e.trial.stack.harm is not Harm.LOSSLESS):
+            asking.of(number, self.rules.size).unasked = proof.no_time(
+                asking.questions(number, self.rules.size), asking.seen(number), needed_s
+            )
 
     def left_out(self, trial: Trial) -> str | None:
         """Why a trial could not be asked as a finalist; `None` if nothing was in the way."""
-        return self._of(trial.number, self.rules.size).unasked
+        return self._asking.of(trial.number, self.rules.size).unasked
 
     def verdict(self, number: int) -> str | None:
         """The last that is known of a trial's answers, in one line; `None` if nothing is."""
@@ -243,55 +250,34 @@ class TrialQuality:
 
     # --- the parts ---
 
-    def _of(self, number: int, size: Size) -> _Known:
-        return self._known.setdefault((number, size), _Known())
+    def _learn(self, known: Known, report: QualityReport) -> None:
+        known.report = report
+        if report.size == Size.SCREEN and report.wall_s:
+            self._asking.prices.learn_screen(report.wall_s)
 
     def _reports_of(self, number: int) -> tuple[QualityReport | None, QualityReport | None]:
         """The reports of a trial: its screen, and as a finalist."""
-        return self._of(number, Size.SCREEN).report, self._of(number, self.rules.size).report
+        of = self._asking.of
+        return of(number, Size.SCREEN).report, of(number, self.rules.size).report
 
-    def _is_settled(self, number: int, size: Size) -> bool:
-        """Whether asking a trial would tell nothing more, or could not be compared."""
-        known = self._of(number, size)
-        if known.report is not None or known.unasked is not None:
-            return True
-        if self._is_answered(number, size):
-            return True
-        return self._of(STOCK, size).unasked is not None or self.refusal() is not None
+    def _unprovable(self, number: int) -> str | None:
+        """Why a trial that was screened cannot prove the limits; `None` if it may."""
+        if self.rules.size is Size.SCREEN:
+            return None
+        questions = self._asking.questions(number, self.rules.size)
+        return proof.unprovable(questions, self._asking.seen(number))
 
-    def _is_answered(self, number: int, size: Size) -> bool:
-        return len(self._of(number, size).answers) == len(self._asking.passes(number, size))
-
-    def _missing(self, number: int, arguments: Mapping[str, JsonValue], size: Size) -> int:
-        """How many items a trial would be asked now."""
-        if self._is_settled(number, size):
-            return 0
-        known = self._of(number, size)
-        if known.missing is None:
-            asking = self._asking
-            subject = asking.served(number, arguments)
-            passes = asking.passes(number, size)[len(known.answers) :]
-            known.missing = asking.book.missing(asking.questions(size), subject, passes)
-        return known.missing
-
-    def _item_s(self, size: Size) -> float:
-        """What an item took in the reports so far, of this size if there are any."""
-        for each in (size, Size.SCREEN):
-            found = [
-                known.report.wall_s
-                for (_, its_size), known in self._known.items()
-                if its_size is each and known.report is not None
-                if known.report.wall_s is not None
-            ]
-            if found:
-                return median(found) / max(1, self._asking.questions(each).count)
-        return ITEM_S
+    def _least_asked(self, size: Size) -> Questions:
+        """The questions of whoever needs the fewest of those that a screen was seen of."""
+        asking = self._asking
+        everyone = [asking.questions(number, size) for number in asking.screened()]
+        return min(everyone, key=lambda one: one.count, default=asking.typical(size))
 
     def _why_unasked(self, number: int, size: Size) -> str:
         return (
             self.refusal()
-            or self._of(STOCK, size).unasked
-            or self._of(number, size).unasked
+            or self._asking.of(STOCK, size).unasked
+            or self._asking.of(number, size).unasked
             or f"it may change answers, and was not asked the questions of quality at {size} size"
         )
 
@@ -299,29 +285,41 @@ class TrialQuality:
         larger = {Size.SCREEN: Size.STANDARD, Size.STANDARD: Size.FULL}.get(self.rules.size)
         if larger is None:
             return ""
-        more, asked = (self._asking.questions(each).count for each in (larger, self.rules.size))
+        more, asked = (self._asking.typical(each).count for each in (larger, self.rules.size))
         if more <= asked:
             return ""
         return f"; --quality-size {larger} asks more"
 
     def _note_unasked(self, number: int, size: Size, reason: str) -> None:
-        self._of(number, size).unasked = reason
+        self._asking.of(number, size).unasked = reason
         self.bench.reporter.note(reason if number == STOCK else f"trial {number}: {reason}")
 
     def _answered(
-        self, number: int, arguments: Mapping[str, JsonValue], size: Size
-    ) -> list[Asked] | None:
-        """What a trial answered, each time; `None` where it cannot be asked."""
-        known = self._of(number, size)
-        while known.unasked is None and not self._is_answered(number, size):
+        self,
+        number: int,
+        arguments: Mapping[str, JsonValue],
+        size: Size,
+        left_s: LeftS,
+        times: int | None = None,
+    ) -> list[Asked]:
+        """What a trial answered, each time or so often; nothing where it cannot be asked."""
+        asking = self._asking
+        known = asking.of(number, size)
+        times = times or len(asking.passes(number, size))
+        while len(known.answers) < times and not asking.is_settled(number, size):
             try:
-                self._ask(number, self._asking.served(number, arguments), size)
+                asking.ask(number, asking.served(number, arguments), size, left_s)
             except EngineError as error:
                 self._note_unasked(number, size, _cannot_ask(number, size, failure_of(error)))
-        return known.answers if self._is_answered(number, size) else None
+        return known.answers if len(known.answers) >= times else []
 
     def _ask_started(
-        self, number: int, size: Size, arguments: Mapping[str, JsonValue], server: RunningServer
+        self,
+        number: int,
+        size: Size,
+        arguments: Mapping[str, JsonValue],
+        server: RunningServer,
+        left_s: LeftS,
     ) -> None:
         """Ask a server that runs already, until it dies or there is an interrupt."""
 
@@ -330,11 +328,12 @@ class TrialQuality:
                 return Failure(failure=FailureClass.UNKNOWN, message="it was interrupted")
             return server.failure()
 
-        known = self._of(number, size)
+        asking = self._asking
+        known = asking.of(number, size)
         before = known.answers
-        subject = StartedSubject(self._asking.served(number, arguments), server, stopped)
+        subject = StartedSubject(asking.served(number, arguments), server, stopped)
         try:
-            found = self._ask(number, subject, size)
+            found = asking.ask(number, subject, size, left_s)
             failure = death(server) if any(asked.errors for asked in found) else None
         except EngineError as error:
             failure = failure_of(error)
@@ -353,20 +352,6 @@ class TrialQuality:
                 "while it was asked the questions of quality, after its load: "
                 f"{failure.failure}: {failure.message}"
             )
-
-    def _ask(self, number: int, subject: Subject, size: Size) -> list[Asked]:
-        """Ask a trial what it was not asked yet, as far as one server is asked it."""
-        known, asking = self._of(number, size), self._asking
-        passes = asking.passes(number, size)[len(known.answers) :][: asking.at_once(size)]
-        found = asking.book.ask(asking.questions(size), subject, passes)
-        known.answers = [*known.answers, *found]
-        known.missing = None
-        if number == STOCK and size is Size.SCREEN:
-            asking.learn(known.answers)
-            for (_, its_size), other in self._known.items():
-                if its_size is not Size.SCREEN:
-                    other.answers, other.missing = [], None
-        return found
 
 
 def _cannot_ask(number: int, size: Size, failure: Failure) -> str:

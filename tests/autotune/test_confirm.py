@@ -83,6 +83,20 @@ def test_rounds_that_are_known_need_no_time_and_tell_nothing_of_what_others_take
     assert len(found[0].metrics["ttft_p95_s"]) == 2
 
 
+def test_questions_are_told_what_the_measurements_to_come_leave_of_the_time(confirmed, landscape):
+    landscape.trial_s = 10
+    landscape.serve = lambda arguments: None
+    told = []
+
+    def ask(trial, server, measurement, left_s):
+        told.append(left_s())
+        return measurement
+
+    until_s = landscape.now_s + 20 + 100  # After the two trials of which it confirms.
+    confirmed([0, 1], rounds=2, until_s=until_s, round_s=20.0, afterwards=ask)
+    assert told == [60.0] * 4, "of 100 s, four measurements take 40"
+
+
 def test_nobody_to_confirm_is_nothing(landscape, tuning_on):
     assert confirm([], tuning_on().ledger, LOAD, Recorder(), rounds=3, seed=0) == {}
 

@@ -24,7 +24,8 @@ class Quality:
     def expected_s(self, entries, *, final=True):
         return sum(100.0 for one in entries if one.trial.number in self.unasked)
 
-    def judge(self, entry, *, final=False):
+    def judge(self, entry, *, final=False, left_s=None):
+        assert not final or left_s() == self.now_left_s
         asked_s = self.expected_s([entry])
         self.now_left_s -= asked_s
         self.spent_s += asked_s

@@ -95,7 +95,7 @@ LOSSY = [
     [
         ((), math.inf, 3, []),
         ((), 140.0, 3, []),
-        ((), 139.0, 1, [3]),
+        ((), 139.0, 1, [3, 2]),
         ((2,), 139.0, 2, [3]),
         ((3,), 41.0, 3, []),
     ],
@@ -107,7 +107,22 @@ def test_whom_there_is_no_time_to_ask_is_left_out_for_the_best_that_need_not_be_
     found = finals(Goal(), LOSSY, gates, BUDGET, Asking(known), left_s)
     assert [one.trial.number for one in found.chosen] == [chosen]
     assert [one.trial.number for one in found.left_out] == left_out
-    assert found.asking_s == 100.0 * len(left_out)
+    assert found.asking_s == (100.0 if left_out else 0.0)
+
+
+def test_a_finalist_that_takes_too_long_to_ask_gives_way_to_one_that_does_not():
+    class Slow(Asking):
+        def expected_s(self, entries, *, newcomers=0, final=True):
+            times_s = {2: 60.0, 3: 100.0}
+            return sum(times_s.get(one.trial.number, 0.0) for one in entries)
+
+    gates = SimpleNamespace(objection=lambda entry: None)
+    for finalists_, chosen in ((1, [2]), (2, [2, 1])):
+        budget = Budget(trials=9, finalists=finalists_, confirm_rounds=1)
+        left_s = 60.0 + 10.0 * (finalists_ + 1)
+        found = finals(Goal(), LOSSY, gates, budget, Slow(), left_s)
+        assert [one.trial.number for one in found.chosen] == chosen
+        assert [one.trial.number for one in found.left_out] == [3]
 
 
 def test_without_questions_nobody_is_left_out():

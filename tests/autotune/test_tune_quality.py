@@ -18,6 +18,7 @@ from contracts.questions import (
 from kvtune.autotune.handover import serving_config
 from kvtune.autotune.limits import Budget, QualityRules
 from kvtune.autotune.quality.answers import AGAIN_CONCURRENCY, CONCURRENCY
+from kvtune.autotune.quality.proof import NO_MORE
 from kvtune.autotune.quality.words import NOT_ASKED
 from kvtune.errors import BadGoal
 from kvtune.profilers.quality.suite import Size
@@ -144,8 +145,27 @@ def test_a_finalist_that_passes_wins_and_the_reasons_say_how_it_answered(search,
     assert said in warning
 
 
-def test_a_finalist_whose_items_prove_nothing_is_out_with_the_number_that_could(search):
+def test_settings_that_cannot_prove_a_limit_are_not_asked_as_finalists(search, questioned):
     tuning = search(quality=QualityRules(limits=(ONE_POINT,)))
+    decision = tuning.run()
+    assert decision.outcome is Outcome.KEEP_BASELINE
+    assert {len(one.keys) for one in questioned.asked} == {SCREEN_ITEMS}
+    for number in harmful(tuning):
+        said = decision.rejected[number]
+        assert said.startswith("it is not asked as a finalist, as it would hardly prove the limits")
+        assert "'words.right >= -1pt' would take " in said
+        assert f"and {STANDARD_ITEMS} can be asked" in said
+        assert f"trial {number} is out: {said}" in tuning.reporter.notes
+
+
+def test_a_finalist_whose_items_prove_nothing_is_out_with_the_number_that_could(search, questioned):
+    def say(arguments, item):
+        number = int(item.prompt.removeprefix("word "))
+        unlucky = is_harmful(arguments) and number in range(SCREEN_ITEMS, SCREEN_ITEMS + 4)
+        return "no" if unlucky else item.prompt
+
+    questioned.say = say
+    tuning = search()
     decision = tuning.run()
     assert decision.outcome is Outcome.KEEP_BASELINE
     (said,) = {
@@ -156,6 +176,39 @@ def test_a_finalist_whose_items_prove_nothing_is_out_with_the_number_that_could(
     assert said.startswith("quality, standard size: not enough evidence for words/one right")
     assert re.search(rf": [0-9]+ items needed of .*, which had {STANDARD_ITEMS}; ", said)
     assert said.endswith("; --quality-size full asks more")
+
+
+def test_a_finalist_that_has_lost_for_sure_is_asked_no_further(
+    search, questioned, store, monkeypatch
+):
+    monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Words(), More()))
+
+    def say(arguments, item):
+        number = int(item.prompt.removeprefix("word "))
+        return "no" if is_harmful(arguments) and number >= SCREEN_ITEMS else item.prompt
+
+    questioned.say = say
+    tuning = search()
+    decision = tuning.run()
+    assert decision.recommended == 0
+    finals = [one for one in questioned.asked if len(one.keys) == STANDARD_ITEMS]
+    assert [(is_harmful(one.arguments), one.keys[0], one.seed) for one in finals] == [
+        (False, "words-0", 0),
+        (False, "more-0", 0),
+        (True, "words-0", 0),
+    ], "neither its other suite nor the second time of the stock defaults"
+    (number,) = [n for n, why in decision.rejected.items() if "standard size" in why]
+    assert decision.rejected[number].startswith(
+        "quality, standard size: worse than allowed: words/one right, -87pt ("
+    )
+    assert "limit 5pt" in decision.rejected[number]
+    report = store.quality_reports(tuning.study, number)[0].report
+    assert (report.size, report.outcome) == ("standard", "fail")
+    assert NO_MORE in report.warnings
+    assert any(note.endswith(NO_MORE) for note in tuning.reporter.notes)
+    before = len(questioned.asked)
+    assert search().run() == decision
+    assert len(questioned.asked) == before
 
 
 @pytest.mark.parametrize("limits", [(), (ONE_POINT,)])
@@ -206,7 +259,7 @@ def test_where_a_limit_cannot_be_judged_only_lossless_settings_are_tried(
     def refuse(*about):
         raise BadGoal("words has no category 'one' within 128 tokens", "leave it out")
 
-    monkeypatch.setattr("kvtune.autotune.quality.trials.check_limits", refuse)
+    monkeypatch.setattr("kvtune.autotune.quality.asking.check_limits", refuse)
     tuning = search(base=ONLY_BLOCK_SIZE, budget=Budget(trials=12), explore_lossy=True)
     tuning.run()
     assert harmful(tuning) == []

@@ -8,8 +8,10 @@ import pytest
 from kvtune.autotune.quality.answers import AGAIN_CONCURRENCY, CONCURRENCY, Questions
 from kvtune.autotune.quality.run import QualityRun
 from kvtune.autotune.quality.subjects import Opened, Subject
+from kvtune.autotune.quality.wants import TooFew
 from kvtune.autotune.reporting import Quiet
 from kvtune.errors import EngineError, KvtuneError
+from kvtune.profilers.quality.limits import Limit
 from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Suite, SuitePlan
 from kvtune.profilers.quality.suites.yours import Yours
 from kvtune.types import Failure, FailureClass
@@ -114,7 +116,9 @@ def test_a_candidate_that_lost_it_fails_with_both_answers(store):
 
 
 def test_what_was_too_few_for_its_limits_is_a_warning_where_nothing_was_proved(store):
-    asking = Questions((Echo(),), SuitePlan(), doubts=("150 are too few",))
+    limit = Limit("echo", Echo.metrics[0], 0.05)
+    doubt = TooFew(limit, 300, 150, chance=0.6, where="1% of the answers change")
+    asking = Questions((Echo(),), SuitePlan(), too_few=(doubt,))
 
     def sometimes(item):
         return "no" if item.prompt in ("w17", "w27", "w37", "w47") else item.prompt
@@ -122,7 +126,7 @@ def test_what_was_too_few_for_its_limits_is_a_warning_where_nothing_was_proved(s
     for ours, is_told in ((Told("right"), False), (Told("ours", sometimes), True)):
         report = QualityRun(asking, store, Quiet()).compare("m", Told("base"), ours)
         assert (report.outcome == "unclear") is is_told
-        assert ("150 are too few" in report.warnings) is is_told
+        assert (str(doubt) in report.warnings) is is_told
 
 
 def test_a_restart_comes_between_the_two_times(store):

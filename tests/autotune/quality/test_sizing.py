@@ -6,27 +6,22 @@ from collections import Counter
 import pytest
 
 from kvtune.autotune.quality.answers import Questions
+from kvtune.autotune.quality.seen import TYPICAL_CHANGE, Level, Seen
 from kvtune.autotune.quality.sizing import (
     MOST_PER_CATEGORY,
     POWER,
-    PRIOR_ITEMS,
-    TYPICAL_CHANGE,
     asked_suites,
     check_limits,
-    items_for,
-    noise_of,
     own_suites,
     proving,
     questions_for,
 )
 from kvtune.errors import BadGoal
 from kvtune.profilers.quality import gate
-from kvtune.profilers.quality.compare import Asked, AskedSuite
 from kvtune.profilers.quality.figures import Row
 from kvtune.profilers.quality.limits import ANY, BROKEN_OUTPUT, parse_limits
 from kvtune.profilers.quality.paired import tango_interval
-from kvtune.profilers.quality.suite import Answer, Size, SuitePlan
-from kvtune.profilers.quality.suites.multi_turn import MultiTurn
+from kvtune.profilers.quality.suite import Size, SuitePlan
 
 README_LIMITS = ("needle >= -5pt", "kl <= 0.02", "worst-instruction >= -5pt")
 CONTEXT_TOKENS = 8192
@@ -200,52 +195,45 @@ def test_what_the_readme_says_of_the_number_of_items_is_so(limits, about):
     assert questions(*limits).count == pytest.approx(about, abs=100)
 
 
-@pytest.mark.parametrize(
-    ("text", "least", "most"),
-    [("length-shift <= 0.2", 13, 30), ("needle >= -5pt", 68, 200), ("kl <= 0.02", None, None)],
-)
-def test_a_limit_says_how_many_items_it_takes(text, least, most):
-    (limit,) = parse_limits([text])
-    found = items_for(limit, TYPICAL_CHANGE[Size.STANDARD], 0.95)
-    assert found is None if least is None else least <= found <= most
-    if least is not None:
-        assert items_for(limit, 0.05, 0.95) > found
+# --- what a screen has shown ----------------------------------------------------------------------
 
 
-# --- what the baseline changes by itself --------------------------------------------------------
-
-
-def asked_twice(changed, items=30):
-    """Two passes of a suite, the second of which answers the first `changed` items wrongly."""
-    suite = MultiTurn()
-    asked = suite.items(SuitePlan(per_category=30))[:items]
-    right = [Answer(texts=tuple(item.check["expected"])) for item in asked]
-    wrong = [Answer(texts=("no",) * len(item.check["expected"])) for item in asked]
-    passes = []
-    for answers in (right, [*wrong[:changed], *right[changed:]]):
-        whole = AskedSuite(name=suite.name, items=asked, answers=tuple(answers))
-        passes.append(Asked(suites=(whole,), plan=SuitePlan(), seed=0, concurrency=1, wall_s=1.0))
-    return noise_of((suite, *asked_suites()), *passes)
-
-
-def test_noise_is_what_changes_between_two_passes_with_much_doubt_of_few_items():
-    typical = TYPICAL_CHANGE[Size.STANDARD]
-    assert set(asked_twice(0)) == {"multi-turn"}
-    assert asked_twice(0)["multi-turn"] < typical
-    expected = (6 + typical * PRIOR_ITEMS) / (30 + PRIOR_ITEMS)
-    assert asked_twice(6)["multi-turn"] == pytest.approx(expected)
-
-
-def test_a_suite_that_the_baseline_changes_by_itself_is_asked_more():
+def test_a_suite_of_which_more_changed_is_asked_more():
     plan = SuitePlan(max_tokens=CONTEXT_TOKENS)
     limits = parse_limits(["multi-turn >= -5pt", "needle >= -5pt"])
     quiet, noisy, little = (
-        per_category(proving(asked_suites(), plan, limits, noise))
-        for noise in ({}, {"multi-turn": 0.05}, {"multi-turn": 0.001})
+        per_category(proving(asked_suites(), plan, limits, Seen(changes)))
+        for changes in ({}, {"multi-turn": 0.05}, {"multi-turn": 0.001})
     )
     assert max(noisy["multi-turn"]) > 1.5 * max(quiet["multi-turn"])
     assert noisy["needle"] == quiet["needle"]
     assert little == quiet, "typical is the least that is assumed"
+
+
+def fidelity(mean, squares, *limits):
+    levels = {("fidelity", "kl"): {"0-512": Level(0.01, squares), "512-1k": Level(mean, squares)}}
+    plan = SuitePlan(max_tokens=CONTEXT_TOKENS)
+    return proving(
+        asked_suites(), plan, parse_limits(limits or ["kl <= 0.02"]), Seen({}, 0, levels)
+    )
+
+
+def test_a_level_is_asked_by_how_near_its_worst_category_is_to_the_limit_and_how_it_varies():
+    by_size = per_category(questions("kl <= 0.02"))["fidelity"]
+    assert per_category(fidelity(0.011, 0.002**2))["fidelity"] == by_size, "16 texts are enough"
+    (near,) = per_category(fidelity(0.019, 0.002**2))["fidelity"]
+    (varied,) = per_category(fidelity(0.019, 0.004**2))["fidelity"]
+    assert 16 < near < varied
+    (other,) = per_category(fidelity(0.019, 0.002**2, "fidelity/0-512.kl <= 0.02"))["fidelity"]
+    assert other == 16, "the category that is far from it"
+
+
+def test_a_level_beyond_its_limit_cannot_be_proved_by_any_number():
+    (beyond,) = fidelity(0.021, 0.002**2).too_few
+    assert (beyond.needed, beyond.chance) == (None, 0.0)
+    assert beyond.wants.endswith("certainty where its screen showed 0.021 nats")
+    assert beyond.wider is not None
+    assert 0.021 < beyond.wider.value <= 0.024
 
 
 # --- by hand --------------------------------------------------------------------------------------

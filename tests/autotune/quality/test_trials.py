@@ -1,6 +1,7 @@
 """What a search may hold answers against, and what asking will take."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,14 +12,14 @@ from contracts.store_values import a_quality_report
 from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import QualityRules
 from kvtune.autotune.quality.answers import AGAIN_CONCURRENCY, CONCURRENCY
+from kvtune.autotune.quality.prices import ITEM_S
 from kvtune.autotune.quality.sizing import (
-    ITEM_S,
     MOST_PER_CATEGORY,
     asked_suites,
     read_limits,
 )
 from kvtune.errors import BadGoal
-from kvtune.profilers.quality.limits import Limit
+from kvtune.profilers.quality.limits import ANY, BROKEN_OUTPUT, Limit
 from kvtune.profilers.quality.suite import Item, Size
 from kvtune.types import (
     Choice,
@@ -174,7 +175,7 @@ def test_finalists_take_as_long_as_an_item_of_a_screen_did(quality_of):
     known = quality_of((1, "screen", "unclear"), (2, "screen", "unclear"))
     an_item_s = 10.0 / SCREEN_ITEMS
     assert known.expected_s([entry(1), entry(2), entry(3, Harm.LOSSLESS)]) == pytest.approx(
-        (2 + 2) * STANDARD_ITEMS * an_item_s
+        (2 + 2) * STANDARD_ITEMS * an_item_s, rel=0.01
     ), "two finalists once each, and the stock defaults twice"
     assert known.expected_s([entry(3, Harm.LOSSLESS)]) == 0.0
 
@@ -248,17 +249,23 @@ class Growing(Words):
 
 @pytest.fixture
 def finals_of(monkeypatch, quality_of, questioned):
-    """The items of a finalist, where the second pass of the stock defaults changes some answers."""
+    """A finalist's items, where the second pass of the stock defaults changes the first answers.
 
-    def ask(changed, name="s"):
+    `ours` are changed in the candidate's screen, one for the better for each for the worse.
+    """
+
+    def ask(stock, ours=0, name="s", limits=()):
         def say(arguments, item):
             number = int(item.prompt.removeprefix("word "))
+            is_right = number >= ours or number % 2 == bool(arguments)
             is_again = not arguments and questioned.asked[-1].seed == 1
-            return "no" if is_again and number < changed else item.prompt
+            if is_again and number < stock:
+                is_right = not is_right
+            return item.prompt if is_right else "no"
 
         questioned.say = say
         monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Growing(),))
-        quality = quality_of(name=name)
+        quality = quality_of(name=name, rules=QualityRules(limits=limits))
         quality.judge(entry(1))
         quality.judge(entry(1), final=True)
         asked = sum(len(one.keys) for one in questioned.asked if one.arguments)
@@ -267,17 +274,46 @@ def finals_of(monkeypatch, quality_of, questioned):
     return ask
 
 
-def test_finalists_are_asked_more_where_the_stock_defaults_change_by_themselves(
-    finals_of, quality_of
-):
-    noisy = finals_of(10)
-    assert noisy == MOST_PER_CATEGORY
-    known = quality_of(name="other")
-    assert known.expected_s([entry(2)]) == noisy * ITEM_S, "the screens of another study tell it"
+TEN_POINTS = (Limit("words", RIGHT, 0.1), Limit(ANY, BROKEN_OUTPUT, 0.1))
 
 
 def test_finalists_are_asked_what_is_typical_where_nothing_changes(finals_of):
-    assert STANDARD_ITEMS <= finals_of(0) < 0.8 * MOST_PER_CATEGORY
+    assert STANDARD_ITEMS <= finals_of(0) < 0.9 * MOST_PER_CATEGORY
+
+
+def test_finalists_are_asked_more_where_their_screen_changed_more(finals_of):
+    usual, changing = finals_of(0, limits=TEN_POINTS), finals_of(0, 2, "b", TEN_POINTS)
+    assert usual == STANDARD_ITEMS
+    assert changing - usual > 1.3 * STANDARD_ITEMS
+
+
+def test_finalists_are_asked_more_where_the_stock_defaults_change_by_themselves(finals_of):
+    usual, noisy = finals_of(0, limits=TEN_POINTS), finals_of(10, 0, "b", TEN_POINTS)
+    assert noisy - usual > 1.1 * STANDARD_ITEMS
+
+
+def test_a_finalist_that_would_need_more_than_can_be_asked_is_not_asked(finals_of, quality_of):
+    assert finals_of(0, 8) == 0
+    reason = quality_of().objection(entry(1).trial)
+    assert reason.startswith("it is not asked as a finalist, as it would hardly prove the limits: ")
+    assert "its screen showed 40% of 20 answers changed" in reason
+    assert f"and {MOST_PER_CATEGORY} can be asked" in reason
+    assert re.search(r"a wider limit \('words.right >= -[0-9]+pt' could be proved\)", reason)
+
+
+def test_the_stock_defaults_are_asked_as_much_as_the_finalist_that_needs_most(
+    finals_of, quality_of, questioned
+):
+    finals_of(0, 2, limits=TEN_POINTS)
+    quality = quality_of(name="s", rules=QualityRules(limits=TEN_POINTS))
+    questioned.say = lambda arguments, item: item.prompt
+    quality.judge(entry(2))
+    before = len(questioned.asked)
+    quality.begin_finals([entry(1), entry(2)], [], 0.0)
+    quality.judge(entry(2), final=True)
+    assert [bool(one.arguments) for one in questioned.asked[before:]] == [True]
+    assert len(questioned.asked[-1].keys) == STANDARD_ITEMS
+    assert quality.unproved(entry(2).trial) is None, "of the larger number, its own are compared"
 
 
 def test_the_stock_defaults_are_asked_at_two_servers_what_finalists_are_asked(
@@ -285,12 +321,12 @@ def test_the_stock_defaults_are_asked_at_two_servers_what_finalists_are_asked(
 ):
     quality = quality_of((1, "screen", "unclear"))
     quality.judge(entry(1), final=True)
-    assert questioned.launched == [{}, {}, {"kv-cache-dtype": 1}]
+    assert questioned.launched == [{}, {"kv-cache-dtype": 1}, {}]
     assert [(one.seed, one.concurrency) for one in questioned.asked] == [
         (0, CONCURRENCY),
-        (1, AGAIN_CONCURRENCY),
         (0, CONCURRENCY),
-    ]
+        (1, AGAIN_CONCURRENCY),
+    ], "the second time comes last, since a finalist that lost needs none"
 
 
 def test_what_cannot_be_proved_is_said_before_it_is_asked(quality_of):
