@@ -164,8 +164,8 @@ class ModelProposer:
         return regret_of(view.outlook, row, view.runs)
 
     def left_out(self, space: SearchSpace, ctx: Context) -> Mapping[str, str]:
-        """Points that another one stands for, as text, with the reason."""
-        return self._view(space, ctx).region.refusals
+        """Map a knob, or `knob=value`, to why simulations say that it need not be tried."""
+        return self._view(space, ctx).region.left_out()
 
     # --- what is believed ---
 

@@ -11,11 +11,13 @@ from pydantic import JsonValue
 from kvtune.autotune.explore.candidates import (
     Candidate,
     beyond,
+    candidate,
     candidates,
     is_enumerated,
     is_ordered,
     key_of,
     neighbours,
+    options_of,
     place,
     values_of,
 )
@@ -23,7 +25,6 @@ from kvtune.autotune.explore.prior import Foretold, Prior
 from kvtune.autotune.explore.surrogate import Field, Floats, field_over
 from kvtune.autotune.space import SearchSpace
 from kvtune.policies.base import Context
-from kvtune.policies.stack import describe
 
 FORETOLD_FIRST = 200
 """Points that are simulated before the first trial: 20 seconds."""
@@ -41,8 +42,7 @@ GROWN = 20
 class Region:
     """Points of a space, the simplest first. Those with equal simulated runs are one point.
 
-    `refusals` says of each point that is left out which one stands for it. `score` ranks what is
-    foretold, higher is better.
+    `score` ranks what is foretold, higher is better.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class Region:
     ) -> None:
         self.space, self.ctx = space, ctx
         self.points: list[Candidate] = []
-        self.refusals: dict[str, str] = {}
         self._prior, self._score = prior, score
         self._rows: dict[str, int] = {}
         self._courses: dict[object, int] = {}
@@ -79,6 +78,39 @@ class Region:
             self._add(found[:GROWN])
             if len(found) <= GROWN:
                 self._surrounded.add(row)
+
+    def left_out(self) -> dict[str, str]:
+        """Map a knob, or `knob=value`, to why it is not tried, as refusals of a space do.
+
+        A value is left out if the simulated runs are equal to those of another one, both beside the
+        defaults and beside the best point that is foretold.
+        """
+        best = self._best()
+        centres = (
+            [self.space.defaults]
+            if best is None
+            else [self.space.defaults, self.points[best].values]
+        )
+        found: dict[str, str] = {}
+        for entry in self.space.knobs:
+            name, default = entry.knob.name, entry.knob.default
+            others = [value for value in options_of(entry) if value != default]
+            alike: dict[tuple[int | None, ...], list[JsonValue]] = {}
+            for value in [default, *others]:
+                rows = tuple(self._row_at({**centre, name: value}) for centre in centres)
+                alike.setdefault(rows, []).append(value)
+            groups = [group for rows, group in alike.items() if None not in rows]
+            if [len(group) for group in groups] == [1 + len(others)]:
+                found[name] = "no value of it changes anything for this load"
+                continue
+            for first, *same in groups:
+                for value in same:
+                    found[f"{name}={value}"] = f"this load cannot tell it from {first}"
+        return found
+
+    def _row_at(self, values: Mapping[str, JsonValue]) -> int | None:
+        one = candidate(self.space, values, self.ctx)
+        return None if one is None else self._rows.get(one.key)
 
     def _near(self, row: int) -> list[Candidate]:
         return neighbours(self.space, self.points[row].values, self.ctx)
@@ -140,10 +172,6 @@ class Region:
             same = None if told is None else self._courses.get(told.course)
             if same is not None:
                 self._rows[one.key] = same
-                self.refusals[describe(one.stack)] = (
-                    f"this load cannot tell it from {describe(self.points[same].stack)}: "
-                    "their simulated runs are equal"
-                )
                 continue
             self._rows[one.key] = len(self.points)
             if told is not None:

@@ -170,7 +170,7 @@ def fit(
 
     everywhere = np.arange(len(prior))
     across = _alike(field, cells, rows, everywhere) + _trend(prior, rows, everywhere, scale)
-    gain = np.linalg.solve(inside, across)
+    gain = np.asarray(np.linalg.solve(inside, across), dtype=np.float64)
     means = base + middle + np.einsum("cnp,n->cp", gain, off - middle)
     before = cells.size[:, None] ** 2 + (FACTOR_SPREAD * prior) ** 2 + (OFFSET * scale) ** 2
     after = np.maximum(before - np.einsum("cnp,cnp->cp", gain, across), 0.0)
@@ -185,10 +185,11 @@ def fit(
     functions = _functions(field, cells.only(turn), prior, scale, rng)
     disturbances = _disturbances(samples, cells.only(turn), rng)
     surprise = off - middle - functions[:, rows] - disturbances
+    draws = functions + _matched(gain, turn, surprise)
     return Beliefs(
         mean=mean,
         variance=weights @ (after + (means - mean) ** 2),
-        draws=base + middle + functions + _matched(gain, turn, surprise),
+        draws=draws + base + middle,
         linked=np.einsum("c,cwp->wp", weights, linked)
         + (means - mean)[:, watched].T @ (weights[:, None] * (means - mean)),
         noise=noise * float(weights @ cells.louder**2),
@@ -222,7 +223,7 @@ def _grid(scale: float) -> _Cells:
 
 def _alike(field: Field, cells: _Cells, rows: Ints, columns: Ints) -> Floats:
     """Covariance of what the prior misses, (cells, rows, columns)."""
-    pick = np.ix_(range(len(LENGTHS)), rows, columns)
+    pick = np.ix_(np.arange(len(LENGTHS)), rows, columns)
     additive, joint = field.additive[pick][cells.length], field.joint[pick][cells.length]
     share = cells.joint[:, None, None]
     found: Floats = cells.size[:, None, None] ** 2 * ((1 - share) * additive + share * joint)
@@ -231,19 +232,21 @@ def _alike(field: Field, cells: _Cells, rows: Ints, columns: Ints) -> Floats:
 
 def _trend(prior: Floats, rows: Ints, columns: Ints, scale: float) -> Floats:
     """Covariance of the prior's factor and of the constant, (rows, columns)."""
-    factor = FACTOR_SPREAD**2 * np.outer(prior[rows], prior[columns])
+    factor: Floats = FACTOR_SPREAD**2 * prior[rows][:, None] * prior[columns][None, :]
     return factor + (OFFSET * scale) ** 2
 
 
 def _wander(samples: Samples) -> Floats:
     apart_s = np.abs(samples.at_s[:, None] - samples.at_s[None, :])
-    return np.exp(-apart_s / DRIFT_S) + _JITTER * np.eye(len(samples.at_s))
+    found = np.exp(-apart_s / DRIFT_S) + _JITTER * np.eye(len(samples.at_s))
+    return np.asarray(found, dtype=np.float64)
 
 
 def _disturbed(samples: Samples, cells: _Cells) -> Floats:
     """Covariance of drift and noise, (cells, measurements, measurements)."""
     drift, louder = cells.drift[:, None, None], cells.louder[:, None, None]
-    return drift**2 * _wander(samples) + louder**2 * np.diag(samples.variance)
+    found: Floats = drift**2 * _wander(samples) + louder**2 * np.diag(samples.variance)
+    return found
 
 
 def _disturbances(samples: Samples, cells: _Cells, rng: np.random.Generator) -> Floats:
@@ -251,7 +254,8 @@ def _disturbances(samples: Samples, cells: _Cells, rng: np.random.Generator) -> 
     count = len(samples.rows)
     wander = rng.standard_normal((DRAWS, count)) @ np.linalg.cholesky(_wander(samples)).T
     noise = rng.standard_normal((DRAWS, count)) * np.sqrt(samples.variance)
-    return cells.drift[:, None] * wander + cells.louder[:, None] * noise
+    found: Floats = cells.drift[:, None] * wander + cells.louder[:, None] * noise
+    return found
 
 
 def _log_likelihood(inside: Floats, missing: Floats) -> Floats:

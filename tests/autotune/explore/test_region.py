@@ -35,14 +35,36 @@ def test_points_with_equal_runs_are_one_and_the_simplest_stands_for_them():
     region = region_of(told_by(lambda at: 0.0, course))
     assert len(region.points) == 5 * (8 - 2) * 4
     assert region.row_of({"max-num-seqs": 12}) == region.row_of({}) == 0
-    reason = region.refusals["max-num-seqs 16"]
-    assert reason.startswith("this load cannot tell it from stock defaults")
+    assert region.left_out() == {
+        "max_num_seqs=12": "this load cannot tell it from 64",
+        "max_num_seqs=16": "this load cannot tell it from 64",
+    }
+
+
+def test_a_knob_that_changes_no_run_is_left_out_as_a_whole():
+    def course(arguments):
+        return key_of({k: v for k, v in arguments.items() if k != "max-num-batched-tokens"})
+
+    region = region_of(told_by(lambda at: at["block_size"], course))
+    assert len(region.points) == 5 * 8
+    assert region.left_out() == {
+        "max_num_batched_tokens": "no value of it changes anything for this load"
+    }
+
+
+def test_a_value_that_matters_beside_the_best_point_is_kept():
+    def course(arguments):
+        # The budget matters only with the largest blocks, of which the most is foretold.
+        small = arguments.get("block-size") != 256
+        return key_of({**arguments, "max-num-batched-tokens": 0} if small else arguments)
+
+    assert region_of(told_by(lambda at: at["block_size"], course)).left_out() == {}
 
 
 def test_nothing_is_merged_without_a_simulation():
     region = region_of()
     assert len(region.points) == 5 * 8 * 4
-    assert not region.refusals
+    assert region.left_out() == {}
     assert region.row_of({"max-num-seqs": 5}) is None
 
 
