@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ SYMBOLS: Mapping[Harm, str] = {
 }
 SPREAD = 0.45
 """How much of a column's width its rounds take; their mean stands at the right of them."""
+
+MOST_TICKS = 20
+"""More numbers of trials would not stand side by side below a figure."""
 
 ROW_PX = 26
 MARGIN_PX = 130
@@ -132,11 +136,12 @@ def progress_figures(view: StudyView, found: Sequence[Progress]) -> list[Figure]
         "Crosses at 0 are trials without a number; they have no value. " if failed else ""
     ) + f"{harm_note(view)}{of_points(view)}"
     spent_s = found[-1].spent_s
+    every = math.ceil(len(found) / MOST_TICKS)
     by_trial = _progress(view, found, [float(place) for place in range(len(found))])
     by_trial["layout"]["xaxis"] = {
         "title": {"text": "trials in the order of the search"},
-        "tickvals": list(range(len(found))),
-        "ticktext": [str(each.number) for each in found],
+        "tickvals": list(range(len(found)))[::every],
+        "ticktext": [str(each.number) for each in found[::every]],
         "zeroline": False,
     }
     by_time = _progress(view, found, [each.spent_s for each in found])

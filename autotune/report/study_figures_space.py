@@ -153,6 +153,7 @@ def memory_figure(view: StudyView, found: Sequence[Spot]) -> Figure | None:
         "Goodput against memory." if view.study.goal.objective == "goodput" else "Against memory.",
         "KV memory, MiB",
         lambda cost: cost / MIB,
+        lambda cost: f"{cost:,.0f} MiB",
         "",
     )
 
@@ -165,6 +166,7 @@ def quality_figure(view: StudyView, found: Sequence[Spot]) -> Figure | None:
         "Goodput against quality." if view.study.goal.objective == "goodput" else "And quality.",
         "mean KL divergence from stock answers, nats",
         lambda cost: cost,
+        lambda cost: f"{digits(cost)} nats",
         "Lossless settings stand at 0 by definition. ",
     )
 
@@ -175,6 +177,7 @@ def _front_figure(
     caption: str,
     axis: str,
     scale: Callable[[float], float],
+    text: Callable[[float], str],
     note: str,
 ) -> Figure | None:
     if not found:
@@ -225,7 +228,7 @@ def _front_figure(
         "showlegend": True,
     }
     words = "; ".join(
-        f"{name_of(spot.number)} {digits(spot.value)} at {digits(scale(spot.cost))}"
+        f"{name_of(spot.number)} has {digits(spot.value)} at {text(scale(spot.cost))}"
         for spot in front
     )
     return Figure(

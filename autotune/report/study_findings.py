@@ -80,7 +80,8 @@ def confirmations(view: StudyView) -> list[Confirmed]:
     for each in view.rounds:
         if each.measurement is None:
             continue
-        if values := objective_values(view.study.goal, each.measurement):
+        values = objective_values(view.study.goal, each.measurement)
+        if values and all(map(math.isfinite, values)):
             by_trial.setdefault(each.trial, {})[each.number] = fmean(values)
     stock = by_trial.get(0, {})
     return [

@@ -39,11 +39,11 @@ from kvtune.autotune.report.study_sections import (
     trail_blocks,
     trials_blocks,
 )
-from kvtune.autotune.report.study_view import Standing, StudyView, name_of
+from kvtune.autotune.report.study_view import STOCK, Standing, StudyView, name_of
 from kvtune.autotune.words import digits, duration, interval
 from kvtune.errors import BadInput
 from kvtune.profilers.goal import goal_text, slo_key
-from kvtune.types import Decision, Interval, Outcome, ServingConfig
+from kvtune.types import Bottleneck, Decision, Interval, Outcome, ServingConfig, Verdict
 
 OUTCOMES: Mapping[Outcome, tuple[str, Tone]] = {
     Outcome.WINNER: ("winner", "good"),
@@ -131,9 +131,7 @@ def _headline(view: StudyView) -> KeyFigures:
             note = _bounds(gain) or "measured once, no interval"
             figures.append(KeyFigure("times stock", digits(gain.estimate), note))
     if view.profile is not None:
-        verdict = view.profile.profile.verdict
-        note = f"{verdict.confidence} confidence"
-        figures.append(KeyFigure("stock is bound by", verdict.bottleneck.value, note))
+        figures.append(_verdict_figure(view.profile.profile.verdict))
     failed = sum(point.standing is Standing.FAILED for point in view.points)
     note = f"{failed} failed" if failed else "none failed"
     figures.append(KeyFigure("trials", str(len(view.points)), note))
@@ -141,6 +139,13 @@ def _headline(view: StudyView) -> KeyFigures:
         most = max(each.number for each in view.rounds)
         figures.append(KeyFigure("rounds of confirmation", str(most), "in turns, fresh servers"))
     return KeyFigures(tuple(figures))
+
+
+def _verdict_figure(verdict: Verdict) -> KeyFigure:
+    if verdict.bottleneck is Bottleneck.ABSTAIN:
+        return KeyFigure("verdict on stock", "none", "too little is known")
+    label = "stock is" if verdict.bottleneck is Bottleneck.IDLE else "stock is bound by"
+    return KeyFigure(label, verdict.bottleneck.value, f"{verdict.confidence} confidence")
 
 
 def _bounds(value: Interval) -> str:
@@ -155,7 +160,9 @@ def _sentence(view: StudyView, decision: Decision) -> str:
     if decision.outcome is Outcome.NOTHING_MEASURED:
         return f"For {goal} no trial gave a number, so nothing is recommended."
     point = view.point(decision.recommended)
-    settings = "stock defaults" if point is None else point.settings
+    settings = "the stock defaults"
+    if point is not None and point.number != STOCK:
+        settings = point.settings
     gain = ""
     if decision.gain_ratio is not None:
         objective = view.study.goal.objective.capitalize()
@@ -231,7 +238,8 @@ def _against_stock(view: StudyView) -> tuple[Block, ...]:
             "the figures are those of single trials, and chance is not ruled out."
         )
     elif len(found) == 1:
-        blocks += [f"Of {name_of(found[0].trial)} alone there are rounds: no two compare.", figure]
+        alone = f"Only {name_of(found[0].trial)} was measured again, so nothing is compared."
+        blocks += [alone, figure]
     else:
         blocks.append(figure)
     if view.decision is not None and view.decision.figures:

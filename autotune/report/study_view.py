@@ -6,6 +6,7 @@ hangs on it by its number.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -278,6 +279,8 @@ def _point(
         why = "" if is_stopped else f"it gave no {study.goal.objective}"
         return Point(row, settings, standing, None, why)
     value = sum(values) / len(values)
+    if not math.isfinite(value):
+        return Point(row, settings, Standing.FAILED, None, f"its {study.goal.objective} is {value}")
     if why := _objection(row, found, stock, reports):
         return Point(row, settings, Standing.OUT, value, why)
     if not meets_goal(study.goal, found):

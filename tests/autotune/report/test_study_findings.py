@@ -82,10 +82,11 @@ def test_a_finalists_rounds_are_paired_with_those_of_stock_by_round(store):
     assert finalist.ratio.repeats == 2
 
 
-def test_a_round_that_failed_is_no_value(store):
+@pytest.mark.parametrize("found", [failed(), measured(math.inf), measured(math.nan)])
+def test_a_round_without_a_number_is_no_value(store, found):
     study = new_study(store)
     add(store, study, 0, {}, measured(2.0))
-    add_round(store, study, 1, 0, {}, failed(), of_round=1)
+    add_round(store, study, 1, 0, {}, found, of_round=1)
     assert confirmations(study_view(store, study)) == []
 
 

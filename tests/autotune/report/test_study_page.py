@@ -4,7 +4,7 @@ import json
 
 import pytest
 from contracts.pages import parsed
-from contracts.store_values import a_config
+from contracts.store_values import a_config, a_profile
 from contracts.studies import MIB, add, add_round, failed, figure, measured, new_study, of, report
 
 from kvtune.autotune.report.page import Details, Figure, KeyFigures, Table, render_page
@@ -12,7 +12,16 @@ from kvtune.autotune.report.study_json import study_json
 from kvtune.autotune.report.study_page import study_page
 from kvtune.autotune.report.study_view import study_view
 from kvtune.store.database import open_store
-from kvtune.types import Decision, FailureClass, Forecast, Goal, Interval, Measurement, Status
+from kvtune.types import (
+    Bottleneck,
+    Decision,
+    FailureClass,
+    Forecast,
+    Goal,
+    Interval,
+    Measurement,
+    Status,
+)
 
 FP8 = {"kv-cache-dtype": "fp8"}
 EVIL = "<script>alert(1)</script>"
@@ -296,6 +305,13 @@ def test_an_infeasible_goal_shows_the_closest_trial_and_no_command(store):
     assert "kvtune serve" not in texts(view, "Decision")
 
 
+def test_a_baseline_that_is_kept_is_said_to_be(store):
+    view = of(store, ({}, measured(2.0)))
+    store.save_decision(view.study, Decision(outcome="keep-baseline", recommended=0, baseline=0))
+    said = texts(study_view(store, view.study), "Decision")
+    assert "stay with the stock defaults" in said
+
+
 def test_a_goodput_that_is_always_zero_can_be_drawn(store):
     trials = [({"a": number}, measured(0.0, ttft_s=9.0)) for number in range(9)]
     rendered(of(store, ({}, measured(0.0, ttft_s=9.0)), *trials))
@@ -343,3 +359,21 @@ def test_the_same_findings_are_there_for_a_program(whole):
     assert found["points"][9]["value"] is None
     assert found["forecast_scores"][0]["measured"] == 1
     assert "points" not in found["quality"][0]["report"]
+
+
+@pytest.mark.parametrize(
+    ("bottleneck", "label", "value"),
+    [
+        ("kv-capacity", "stock is bound by", "kv-capacity"),
+        ("idle", "stock is", "idle"),
+        ("abstain", "verdict on stock", "none"),
+    ],
+)
+def test_the_verdict_on_stock_stands_beside_the_decision(store, bottleneck, label, value):
+    # A profile is known by its figures, so that each study here has others.
+    metrics = {"goodput_requests_per_s": (2.0,), "ttft_p95_s": (len(bottleneck) / 1e3,)}
+    profile = a_profile()
+    verdict = profile.verdict.model_copy(update={"bottleneck": Bottleneck(bottleneck)})
+    store.save_profile(profile.model_copy(update={"metrics": metrics, "verdict": verdict}))
+    view = of(store, ({}, measured(2.0, metrics=metrics)))
+    assert key_figures(view)[label] == value

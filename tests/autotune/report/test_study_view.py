@@ -44,6 +44,13 @@ def test_each_trial_stands_as_its_measurement_says(store):
     assert [point.number for point in view.measured] == [0, 1]
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_an_objective_that_is_no_number_is_a_failure(store, value):
+    point = of(store, ({}, measured(value))).point(0)
+    assert (point.standing, point.value) == (Standing.FAILED, None)
+    assert point.why == f"its goodput is {value}"
+
+
 def test_a_limit_whose_metric_is_missing_is_not_met(store):
     found = measured(2.0, metrics={"goodput_requests_per_s": (2.0,)})
     assert of(store, ({}, found)).point(0).why == "p95 ttft <= 800ms: not measured"
