@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from statistics import median
 
 # Small matrices: more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -44,7 +45,11 @@ def main() -> None:
     for surface in _surfaces(options):
         judge = Judge(surface)
         for method in chosen:
-            left = [seed for seed in seeds if not results.has(surface.name, method.name, seed)]
+            left = [
+                seed
+                for seed in seeds
+                if not results.has(surface.name, method.name, seed, options.trials)
+            ]
             if not left:
                 continue
             began_s = time.monotonic()
@@ -141,8 +146,8 @@ def _options() -> argparse.Namespace:
 
 
 def _short(found: Sequence[Replay]) -> str:
-    at = sorted(one.worth[min(14, len(one.worth) - 1)] for one in found)
-    return f"median {at[len(at) // 2]:.1%} of the best in 15 trials"
+    at = median(one.worth[:15][-1] for one in found)
+    return f"median {at:.1%} of the best in 15 trials"
 
 
 def _say(text: str) -> None:

@@ -43,6 +43,11 @@ class Replay(Stored):
     points: int
     ask_s: float
 
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What tells a search from another one."""
+        return self.surface, self.method, self.seed
+
 
 class Results(Stored):
     """All searches so far. `surfaces` maps a name to its size and goal, `methods` to what it is."""
@@ -62,22 +67,24 @@ class Results(Stored):
         part.write_text(self.model_dump_json(exclude_defaults=True) + "\n")
         part.replace(path)
 
-    def has(self, surface: str, method: str, seed: int) -> bool:
-        """Whether this search was run."""
+    def has(self, surface: str, method: str, seed: int, trials: int) -> bool:
+        """Whether this search was run for so many trials."""
         return any(
-            (one.surface, one.method, one.seed) == (surface, method, seed) for one in self.replays
+            one.key == (surface, method, seed) and len(one.worth) >= trials for one in self.replays
         )
 
     def with_more(
         self, found: Iterable[Replay], surface: Surface, says: Mapping[str, str]
     ) -> Results:
-        """These and others, on one surface."""
+        """These and others, on one surface; a search that was run before is replaced."""
+        found = list(found)
+        keys = {one.key for one in found}
         told = f"{len(surface.points):,} points, {goal_text(surface.goal)}"
         return self.model_copy(
             update={
                 "surfaces": {**self.surfaces, surface.name: told},
                 "methods": dict(says),
-                "replays": (*self.replays, *found),
+                "replays": (*(one for one in self.replays if one.key not in keys), *found),
             }
         )
 

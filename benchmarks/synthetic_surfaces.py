@@ -226,7 +226,7 @@ def _formulas() -> tuple[Formula, ...]:
         return 0.9 * min(1.0, at[s] / 0.6) + 0.2 * (1 - at[b]) + 0.1 * at[t]
 
     def toward_crash(at: Places) -> float:
-        return 0.7 * at[s] + 0.4 * (1 - at[b]) + 0.2 * at[t] - 0.1 * at[q]
+        return 0.7 * _near(at[s], 0.6, 0.35) + 0.5 * (1 - at[b]) + 0.2 * at[t] - 0.1 * at[q]
 
     def flat(at: Places) -> float:
         return 0.005 * at[s] - 0.005 * at[b]

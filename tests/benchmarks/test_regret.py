@@ -145,8 +145,11 @@ def test_results_are_kept_and_not_run_again(tmp_path, judges):
     results.write(tmp_path / "r.json")
     kept = Results.read(tmp_path / "r.json")
     assert kept == results
-    assert kept.has("flat", "random", 2)
-    assert not kept.has("flat", "random", 3)
+    assert kept.has("flat", "random", 2, 4)
+    assert not kept.has("flat", "random", 2, 5)
+    assert not kept.has("flat", "random", 3, 4)
+    longer = [replay(surface, judges["flat"], methods()["random"], 0, 6)]
+    assert len(kept.with_more(longer, surface, {}).replays) == 3
     assert Results.read(tmp_path / "none.json") == Results()
 
 
