@@ -134,10 +134,10 @@ def _headline(view: StudyView) -> KeyFigures:
         figures.append(_verdict_figure(view.profile.profile.verdict))
     failed = sum(point.standing is Standing.FAILED for point in view.points)
     note = f"{failed} failed" if failed else "none failed"
-    figures.append(KeyFigure("trials", str(len(view.points)), note))
     if view.rounds:
         most = max(each.number for each in view.rounds)
-        figures.append(KeyFigure("rounds of confirmation", str(most), "in turns, fresh servers"))
+        note += f"; then {most} round{'' if most == 1 else 's'} of confirmation"
+    figures.append(KeyFigure("trials", str(len(view.points)), note))
     return KeyFigures(tuple(figures))
 
 

@@ -136,7 +136,9 @@ def test_the_decision_comes_first_in_words_with_what_to_run(whole):
     assert shown["outcome"] == "winner"
     assert shown["recommended trial"] == "1"
     assert shown["times stock"] == "1.9"
-    assert shown["rounds of confirmation"] == "3"
+    assert shown["trials"] == "11"
+    notes = [each.note for each in blocks(whole, "Decision", KeyFigures)[0].figures]
+    assert notes[-1] == "1 failed; then 3 rounds of confirmation"
     said = texts(whole, "Decision")
     assert "run block-size 32, max-num-seqs 8, kv-cache-memory-bytes 64 MiB." in said
     assert "Goodput is 1.9 (1.8 to 2) times that of the stock defaults." in said
