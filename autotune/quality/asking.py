@@ -152,7 +152,8 @@ class Asking:
             return self.typical(size)
         known = self.of(number, size)
         if known.questions is None and number == STOCK:
-            known.questions = self.stock_questions(trial.number for trial in self.finalists)
+            each = [self.questions(trial.number, size) for trial in self.finalists]
+            known.questions = for_all(each, self.typical(size))
         elif known.questions is None and number not in self.screened():
             return self.typical(size)
         elif known.questions is None:
@@ -160,11 +161,6 @@ class Asking:
             known.questions = found
         assert known.questions is not None
         return known.questions
-
-    def stock_questions(self, numbers: Iterable[int]) -> Questions:
-        """What the stock defaults are asked if these trials are finalists."""
-        size = self.rules.size
-        return for_all([self.questions(each, size) for each in numbers], self.typical(size))
 
     def enlist(self, trials: Iterable[Trial]) -> None:
         """Count these among those that the stock defaults will be compared with as finalists."""
@@ -254,19 +250,26 @@ class Asking:
             known.missing = self.book.missing(self.questions(number, size), subject, passes)
         return known.missing
 
-    def stock_missing(self, questions: Questions) -> tuple[str, ...]:
-        """The suites that the stock defaults would be asked of these finalists' questions."""
-        size = self.rules.size
-        if size is Size.SCREEN or questions == self.of(STOCK, size).questions:
-            return self.missing(STOCK, self.study.base_arguments, size)
+    def stock_asks(
+        self, numbers: Sequence[int], others: Sequence[Questions], size: Size
+    ) -> tuple[Questions, tuple[str, ...]]:
+        """What the stock defaults would be asked with these trials, and the suites it is of.
+
+        `others` are the questions of these and of those that have no number yet.
+        """
+        listed = {trial.number for trial in self.finalists}
+        if size is Size.SCREEN or (len(others) == len(numbers) and listed.issuperset(numbers)):
+            names = self.missing(STOCK, self.study.base_arguments, size)
+            return self.questions(STOCK, size), names
+        questions = for_all(others, self.typical(size))
         if self.of(STOCK, size).unasked is not None or self.refusal() is not None:
-            return ()
+            return questions, ()
         key = tuple(sorted(questions.numbers.items()))
         if key not in self._stock_missing:
             subject = self.served(STOCK, self.study.base_arguments)
             passes = self.passes(STOCK, size)
             self._stock_missing[key] = self.book.missing(questions, subject, passes)
-        return self._stock_missing[key]
+        return questions, self._stock_missing[key]
 
     def price_s(self, questions: Questions, names: Iterable[str]) -> float:
         """What suites of these questions take, each as often as it is named."""
@@ -345,12 +348,11 @@ class Asking:
         return said or self.served(STOCK, self.study.base_arguments).max_tokens
 
 
-def for_all(questions: Iterable[Questions], otherwise: Questions) -> Questions:
+def for_all(every: Sequence[Questions], otherwise: Questions) -> Questions:
     """What somebody is asked who is compared with each of those that are asked these.
 
     A larger number of items of a suite holds the smaller ones. `otherwise`: nobody is asked.
     """
-    every = list(questions)
     if not every:
         return otherwise
     names = {name for one in every for name in one.numbers}

@@ -21,7 +21,7 @@ from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import QualityRules
 from kvtune.autotune.quality import proof, words
 from kvtune.autotune.quality.answers import Questions, answers_to, report_on
-from kvtune.autotune.quality.asking import STOCK, Asking, Known, LeftS, for_all, unlimited_s
+from kvtune.autotune.quality.asking import STOCK, Asking, Known, LeftS, unlimited_s
 from kvtune.autotune.quality.sizing import asked_suites, own_suites
 from kvtune.autotune.quality.subjects import StartedSubject
 from kvtune.autotune.trial import Bench, death, failure_of
@@ -140,8 +140,6 @@ class TrialQuality:
         self._learn(known, report)
         if final or report.outcome != "fail":  # The search itself says who is out and why.
             self.bench.reporter.note(f"trial {trial.number}: {words.summary(report)}")
-        elif not final and (reason := self._unprovable(trial.number)):
-            self.bench.reporter.note(f"trial {trial.number}: {reason}")
 
     def expected_s(
         self, entries: Sequence[Entry], *, newcomers: int = 0, final: bool = True
@@ -165,13 +163,11 @@ class TrialQuality:
             missing += [(usual, tuple(usual.counts))] * newcomers
         if not missing:
             return 0.0
-        if size is Size.SCREEN:
-            stock = asking.typical(size)
-            names = asking.missing(STOCK, self.study.base_arguments, size)
-        else:
-            stock = for_all([questions for questions, _ in missing], asking.typical(size))
-            names = asking.stock_missing(stock)
-        missing.append((stock, names))
+        missing.append(
+            asking.stock_asks(
+                [trial.number for trial in lossy], [each for each, _ in missing], size
+            )
+        )
         starts = [one for entry in entries if (one := entry.measurement.start_s) is not None]
         start_s = median(starts) if starts and not final else 0.0
         return sum(
@@ -232,11 +228,10 @@ class TrialQuality:
 
     def leave_out(self, entries: Sequence[Entry], needed_s: float) -> None:
         """Note that there is no time to ask those of these trials that would have to be asked."""
-        asking = self._asking
+        asking, size = self._asking, self.rules.size
         for number in (e.trial.number for e in entries if e.trial.stack.harm is not Harm.LOSSLESS):
-            asking.of(number, self.rules.size).unasked = proof.no_time(
-                asking.questions(number, self.rules.size), asking.seen(number), needed_s
-            )
+            reason = proof.no_time(asking.questions(number, size), asking.seen(number), needed_s)
+            self._note_unasked(number, size, reason)
 
     def left_out(self, trial: Trial) -> str | None:
         """Why a trial could not be asked as a finalist; `None` if nothing was in the way."""

@@ -44,10 +44,12 @@ class TooFew:
     @property
     def wants(self) -> str:
         """What the limit would take."""
-        number = "more items than anybody asks" if self.needed is None else f"{self.needed} items"
+        items = f"more items {self.of_what}than anybody asks"
+        if self.needed is not None:
+            items = f"{self.needed} items {self.of_what}".rstrip()
         return (
-            f"{limit_text(self.limit)!r} would take {number} {self.of_what}to be proved with some "
-            f"certainty where {self.where}"
+            f"{limit_text(self.limit)!r} would take {items} to be proved with some certainty where "
+            f"{self.where}"
         )
 
     def __str__(self) -> str:
