@@ -43,8 +43,11 @@ added to it."""
 MISSED, MISSED_BLIND = 0.3, 0.4
 """What a simulation misses, in natural logs of a rate; and points differ by without one."""
 
-FAILURE_COST = 0.01
+FAILURE_COST = 0.03
 """What a launch that fails costs, as a share of the best objective: a trial that taught little."""
+
+ALIKE = 0.9
+"""Of points that are worth this part of the most, the one with the fewest settings is tried."""
 
 TIMED_LEAST = 4
 """Trials from which on it is known how the seconds of a trial depend on its rate."""
@@ -112,11 +115,15 @@ class ModelProposer:
         seconds = self._seconds(view)
         if float(np.mean(seconds)) * trials_left > seconds_left:
             gains = gains / seconds
-        # Where nothing is gained anywhere it is the best of what nobody tried.
-        fresh = np.array([row not in view.seen for row in range(len(gains))])
-        order = np.lexsort((view.outlook.expected() * fresh, gains))
-        chosen = int(order[-1])
-        return self._pick(view, chosen)
+        if float(gains.max()) <= 0:
+            # Nothing is gained anywhere: the best of what nobody tried may still surprise.
+            fresh = np.array([row not in view.seen for row in range(len(gains))])
+            return self._pick(view, int((view.outlook.expected() * view.runs * fresh).argmax()))
+        near = [int(row) for row in np.flatnonzero(gains >= ALIKE * gains.max())]
+        points = view.region.points
+        return self._pick(
+            view, min(near, key=lambda row: (len(points[row].stack.arguments), -gains[row]))
+        )
 
     def stop(
         self, space: SearchSpace, ctx: Context, *, seconds_left: float, trials_left: int

@@ -40,7 +40,7 @@ GROWN = 20
 
 
 class Region:
-    """Points of a space, the simplest first. Those with equal simulated runs are one point.
+    """Points of a space. Those with equal simulated runs are one point: the simplest of them.
 
     `score` ranks what is foretold, higher is better.
     """
@@ -172,6 +172,9 @@ class Region:
             same = None if told is None else self._courses.get(told.course)
             if same is not None:
                 self._rows[one.key] = same
+                if len(one.stack.arguments) < len(self.points[same].stack.arguments):
+                    self.points[same] = one
+                    self._fields.clear()
                 continue
             self._rows[one.key] = len(self.points)
             if told is not None:

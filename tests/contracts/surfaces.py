@@ -23,6 +23,11 @@ def space_of(names=SMALL):
     return SearchSpace(tuple(k for k in whole.knobs if k.knob.name in names), {})
 
 
+def share_of(log_excess):
+    """The share of good requests where the p95 is so far above its limit."""
+    return 1 / (1 + math.exp(min(50.0, 6 * (log_excess - 0.5))))
+
+
 @dataclass
 class Surface:
     """`log_rate(places)` and `log_excess(places)` of the limit; `crashes(places)` says what dies.
@@ -55,7 +60,8 @@ class Surface:
         at = self.places(self.values(arguments))
         if self.crashes(at) or (self.log_excess and self.log_excess(at) > 0):
             return 0.0
-        return math.exp(self.log_rate(at))
+        good = share_of(self.log_excess(at)) if self.log_excess else 1.0
+        return math.exp(self.log_rate(at)) * good
 
     def best(self):
         return max(self.truth(one.stack.arguments) for one in self.points)
@@ -72,7 +78,7 @@ class Surface:
         found = {"requests_per_s": rate, "goodput_requests_per_s": rate, "good_share_ratio": 1.0}
         if self.log_excess:
             excess = self.log_excess(at) + (rng.gauss(0, 2 * self.noise) if rng else 0.0)
-            share = 1 / (1 + math.exp(min(50.0, 6 * (excess - 0.5))))
+            share = share_of(excess)
             if rng:
                 share = sum(rng.random() < share for _ in range(64)) / 64
             found["ttft_p95_s"] = math.exp(excess)

@@ -61,6 +61,22 @@ def test_a_value_that_matters_beside_the_best_point_is_kept():
     assert region_of(told_by(lambda at: at["block_size"], course)).left_out() == {}
 
 
+def test_the_simplest_of_equal_points_stands_for_them_whenever_it_is_found():
+    def course(arguments):
+        return key_of({k: v for k, v in arguments.items() if k != "watermark"})
+
+    region = region_of(told_by(lambda at: at["block_size"], course), WIDE)
+    assert len(region.points) > 50
+    assert not any(
+        "watermark" in one.stack.arguments for one in region.points if _has_twin(region, one)
+    )
+
+
+def _has_twin(region, one):
+    simpler = {k: v for k, v in one.stack.arguments.items() if k != "watermark"}
+    return region.row_of(simpler) is not None
+
+
 def test_nothing_is_merged_without_a_simulation():
     region = region_of()
     assert len(region.points) == 5 * 8 * 4
