@@ -19,12 +19,13 @@ from kvtune.store.quality import QualityLog
 from kvtune.store.reading import all_rows
 from kvtune.store.rows import ImportReport, Reference, StudyRow
 from kvtune.store.schema import studies
+from kvtune.store.steps import StepLog
 from kvtune.store.transfer import export_history, import_history
 
 LATEST = "latest"
 
 
-class Store(AttemptLog, HandoverLog, CeilingLog, ForecastLog, QualityLog):
+class Store(AttemptLog, HandoverLog, CeilingLog, ForecastLog, QualityLog, StepLog):
     """The history: what was measured before, in one SQLite file or a PostgreSQL database.
 
     A context manager that closes it. Every method raises StoreError when the database cannot be

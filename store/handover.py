@@ -32,14 +32,18 @@ class HandoverLog(StudyLog):
 
     def decision(self, study: StudyRow | str) -> Decision | None:
         """The newest decision of a study."""
+        row = self.decision_row(study)
+        return row.decision if row else None
+
+    def decision_row(self, study: StudyRow | str) -> DecisionRow | None:
+        """The newest decision of a study with the time at which it was made."""
         with self.read() as connection:
             newest = (
                 select(decisions)
                 .where(decisions.c.study_id == self._study_id(connection, study))
                 .order_by(decisions.c.created_at.desc(), decisions.c.id)
             )
-            row = first_row(connection, DecisionRow, newest)
-        return row.decision if row else None
+            return first_row(connection, DecisionRow, newest)
 
     def save_profile(self, profile: Profile) -> str:
         """Keep a profile; returns its id."""

@@ -178,6 +178,20 @@ class DecisionRow(Row):
     decision: Decision
 
 
+class StepRow(Row):
+    """What a search said on the way to its decision, and about which trial, if about one.
+
+    `step` is of what kind it is.
+    """
+
+    id: str
+    study_id: str
+    created_at: str
+    step: str
+    says: str
+    trial: int | None = None
+
+
 class ProfileRow(Row):
     """A profile of a workload on a server."""
 

@@ -228,6 +228,17 @@ decisions = Table(
     Column("decision", Document(Decision), nullable=False),
 )
 
+steps = Table(
+    "kvtune_steps",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("study_id", ForeignKey("kvtune_studies.id"), nullable=False, index=True),
+    Column("created_at", _TIME, nullable=False),
+    Column("step", String(16), nullable=False),
+    Column("says", Text, nullable=False),
+    Column("trial", Integer),
+)
+
 profiles = Table(
     "kvtune_profiles",
     metadata,

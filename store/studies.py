@@ -90,6 +90,23 @@ class StudyLog(Database):
                 for row in all_rows(connection, StudyRow, newest_first)
             ]
 
+    def studies_beside(self, study: StudyRow) -> list[StudyRow]:
+        """The other studies of the same model, engine and device, the newest first.
+
+        The version of the engine may be another one.
+        """
+        others = (
+            select(studies)
+            .where(studies.c.model == study.model, studies.c.id != study.id)
+            .order_by(studies.c.created_at.desc(), studies.c.id)
+        )
+        with self.read() as connection:
+            return [
+                row
+                for row in all_rows(connection, StudyRow, others)
+                if row.engine.name == study.engine.name and row.device.key == study.device.key
+            ]
+
     def _study_id(self, connection: Connection, study: StudyRow | str) -> str:
         """The id of a study given by its row or its name.
 

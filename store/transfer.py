@@ -40,6 +40,7 @@ from kvtune.store.rows import (
     QualityReportRow,
     Row,
     RunRow,
+    StepRow,
     StudyRow,
     now,
 )
@@ -56,6 +57,7 @@ from kvtune.store.schema import (
     quality_answers,
     quality_reports,
     runs,
+    steps,
     studies,
     trials,
 )
@@ -82,6 +84,7 @@ _KINDS = (
     _Kind("run", runs, RunRow),
     _Kind("attempt", attempts, AttemptRow),
     _Kind("decision", decisions, DecisionRow),
+    _Kind("step", steps, StepRow),
     _Kind("profile", profiles, ProfileRow),
     _Kind("emitted", emitted, EmittedRow),
     _Kind("ceilings", ceilings, CeilingsRow),

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, column, inspect, select, table
 from kvtune.errors import StoreError
 from kvtune.store.schema import TABLE_PREFIX, metadata
 
-HEAD = "0004"
+HEAD = "0005"
 VERSION_TABLE = "kvtune_alembic_version"
 
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+from datetime import datetime
 
 import pytest
 from contracts.store_fixtures import StoreFixtures
@@ -238,6 +239,43 @@ class HistoryContract(StoreFixtures):
         store.save_decision(study, a_decision(Outcome.NO_CLEAR_WINNER))
         store.save_decision(study, a_decision())
         assert store.decision("chat") == a_decision()
+        row = store.decision_row("chat")
+        assert row.decision == a_decision()
+        assert datetime.fromisoformat(row.created_at) > datetime.fromisoformat(study.created_at)
+
+    def test_steps_are_kept_in_the_order_of_time(self, store, url):
+        study = a_study(store)
+        assert store.steps(study) == []
+        store.save_step(study, "rung", "L1")
+        store.save_step("chat", "unlock", "the goal\0 was missed", trial=3)
+        store.save_step(a_study(store, "other"), "note", "about another study")
+        with open_store(url) as again:
+            first, second = again.steps("chat")
+        assert (first.step, first.says, first.trial) == ("rung", "L1", None)
+        assert (second.step, second.says, second.trial) == (
+            "unlock",
+            "the goal\ufffd was missed",
+            3,
+        )
+        assert study.created_at < first.created_at < second.created_at
+
+    def test_studies_beside_are_of_the_same_model_engine_and_device(self, store):
+        study = a_study(store)
+        about = (
+            *("goal", "model", "engine", "device", "workload_name", "fingerprint"),
+            *("base_arguments", "settings"),
+        )
+        engine = study.engine
+
+        def another(name, **changes):
+            return store.create_study(name, **{n: getattr(study, n) for n in about} | changes)
+
+        newer = another("newer", engine=engine.model_copy(update={"version": "99"}))
+        another("other model", model="some/other")
+        another("other engine", engine=engine.model_copy(update={"name": "another"}))
+        another("other device", device=study.device.model_copy(update={"count": 4}))
+        same = another("same")
+        assert store.studies_beside(study) == [same, newer]
 
     def test_profiles_are_kept_newest_first(self, store):
         first = store.save_profile(a_profile("one"))

@@ -270,6 +270,7 @@ def a_full_history(store: Store) -> None:
     measure(store, study, a_trial(1, block_size=32), Measurement(status=Status.STOPPED))
     store.save_decision(study, a_decision(Outcome.NO_CLEAR_WINNER))
     store.save_decision(study, a_decision())
+    store.save_step(study, "unlock", "the goal was missed\0", trial=1)
     store.save_profile(a_profile())
     store.save_emitted(a_config(), "compose", "/somewhere/out", {"compose.yaml": "0" * 64})
     store.save_ceilings(some_ceilings())
