@@ -38,8 +38,12 @@ def regret_of(outlook: Outlook, chosen: int, runs: Floats) -> Regret:
     within = {text: float((behind <= share).mean()) for text, share in WITHIN.items()}
     bound = float(min(MOST, np.sort(behind)[int(np.ceil(SURE * len(behind))) - 1]))
     points = int((runs > 0).sum())
+    if (risk := float(np.isinf(behind).mean())) > 1 - SURE:
+        rest = f"it misses a limit itself with a probability of {risk:.0%}"
+    else:
+        rest = f"no point is better by more than {bound:.0%} with a probability of {SURE:.0%}"
     says = (
-        f"within 2% of the best of {points:,} points with a probability of {within['2%']:.0%}; "
-        f"no point is better by more than {bound:.0%} with a probability of {SURE:.0%}"
+        f"within 2% of the best of {points:,} points with a probability of "
+        f"{within['2%']:.0%}; {rest}"
     )
     return Regret(within=within, bound_ratio=bound, points=points, says=says)

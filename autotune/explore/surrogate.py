@@ -237,9 +237,16 @@ def _trend(prior: Floats, rows: Ints, columns: Ints, scale: float) -> Floats:
 
 
 def _wander(samples: Samples) -> Floats:
+    """Covariance of the drift, for one that wanders by 1, (measurements, measurements).
+
+    It is told from its mean over all measurements: what is believed of points is meant for the
+    machine as it was on average.
+    """
     apart_s = np.abs(samples.at_s[:, None] - samples.at_s[None, :])
-    found = np.exp(-apart_s / DRIFT_S) + _JITTER * np.eye(len(samples.at_s))
-    return np.asarray(found, dtype=np.float64)
+    found = np.exp(-apart_s / DRIFT_S)
+    if len(found):
+        found = found - found.mean(axis=0) - found.mean(axis=1)[:, None] + found.mean()
+    return np.asarray(found + _JITTER * np.eye(len(found)), dtype=np.float64)
 
 
 def _disturbed(samples: Samples, cells: _Cells) -> Floats:

@@ -54,6 +54,7 @@ def test_a_chosen_point_that_may_miss_a_limit_is_not_sure():
     )
     assert found.within["5%"] == 0.5
     assert found.bound_ratio == 10.0
+    assert found.says.endswith("it misses a limit itself with a probability of 50%")
 
 
 def test_where_nothing_keeps_the_limits_nothing_is_better():

@@ -35,6 +35,14 @@ def by_hand(found, prior, scale=1.0, centre=0.2):
     points = range(len(PLACES))
     off = found.values - 0.9 * prior[found.rows]
     middle = np.median(off)
+    moments = range(len(found.rows))
+    wander = {
+        (one, other): math.exp(-abs(found.at_s[one] - found.at_s[other]) / 3600)
+        for one, other in product(moments, repeat=2)
+    }
+    # cov(d_i - mean, d_j - mean), term by term.
+    whole_mean = sum(wander.values()) / len(moments) ** 2
+    means_of = [sum(wander[one, other] for other in moments) / len(moments) for one in moments]
     for length, joint, size, louder, drift in product(
         surrogate.LENGTHS, surrogate.JOINT, surrogate.SIZES, surrogate.NOISES, surrogate.DRIFTS
     ):
@@ -48,8 +56,8 @@ def by_hand(found, prior, scale=1.0, centre=0.2):
 
         inside = np.array([[alike(one, other) for other in found.rows] for one in found.rows])
         for one, other in product(range(len(found.rows)), repeat=2):
-            inside[one, other] += drift**2 * math.exp(
-                -abs(found.at_s[one] - found.at_s[other]) / 3600
+            inside[one, other] += drift**2 * (
+                wander[one, other] - means_of[one] - means_of[other] + whole_mean
             )
         inside += louder**2 * np.diag(found.variance)
         across = np.array([[alike(one, other) for other in found.rows] for one in points])
@@ -101,6 +109,12 @@ def test_an_exact_measurement_is_believed_and_its_neighbour_more_than_who_is_far
     beliefs = believed(samples([0], [0.0], 1e-6))
     near, far = beliefs.variance[2], beliefs.variance[5]
     assert beliefs.variance[0] < near < far
+
+
+def test_repeats_make_a_point_surer():
+    once = believed(samples([0], [0.0], 0.01))
+    often = believed(samples([0] * 16, [0.0] * 16, 0.01, range(0, 960, 60)))
+    assert often.variance[0] < once.variance[0] / 6
 
 
 def test_a_prior_that_says_too_much_is_believed_less():
