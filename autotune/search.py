@@ -94,15 +94,21 @@ class Search:
                 self._study.enqueue_trial(dict(trial.params))
 
     @_kept()
-    def suggest_first(self, space: SearchSpace, values: Mapping[str, JsonValue]) -> None:
+    def suggest_first(self, space: SearchSpace, values: Mapping[str, JsonValue]) -> bool:
         """Propose this point of `space` before any that the sampler would choose, but only once.
 
-        Points that come up again, because they were interrupted, come before it.
+        Points that come up again, because they were interrupted, come before it. Returns whether
+        it was not proposed before.
         """
         point = _encoded(space, values)
-        trials = self._study.get_trials(deepcopy=False)
-        if point not in [trial.system_attrs.get("fixed_params", trial.params) for trial in trials]:
+        known = [
+            trial.system_attrs.get("fixed_params", trial.params)
+            for trial in self._study.get_trials(deepcopy=False)
+        ]
+        is_new = point not in [*known, *self._first]
+        if is_new:
             self._first.append(point)
+        return is_new
 
     @_kept()
     def ask(self, space: SearchSpace) -> Proposal:

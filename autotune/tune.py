@@ -19,6 +19,7 @@ from kvtune.autotune.baseline import (
 )
 from kvtune.autotune.conclude import conclude
 from kvtune.autotune.confirm import confirm, confirmed_before
+from kvtune.autotune.explore.kin import MOST, kin_of, starts, told
 from kvtune.autotune.explore.loop import Exploration
 from kvtune.autotune.forecast.foresight import Foresight, foresight_of
 from kvtune.autotune.judging import judge_finalists
@@ -173,15 +174,22 @@ class Tuning:
         return context
 
     def _explore(self, context: Context) -> None:
-        Exploration(
+        search = Search(self.study.name, self.store.url, seed=self.rules.seed)
+        exploration = Exploration(
             self.so_far,
             self.rules,
             self.tuning_set,
             context,
-            Search(self.study.name, self.store.url, seed=self.rules.seed),
+            search,
             self.foresight,
             self.reporter,
-        ).run()
+        )
+        space = exploration.widest if self.rules.explore_lossy else exploration.lossless
+        most = min(MOST, max((self.budget.trials - 1) // 2, 1))
+        early = starts(kin_of(self.study, self.store), space, context, most=most)
+        if new := [one for one in early if search.suggest_first(space, one.values)]:
+            self.reporter.note(told(new))
+        exploration.run()
 
     def _confirmed(self, baseline: Entry) -> dict[int, Measurement]:
         found = self.so_far.finals()
