@@ -124,7 +124,8 @@ class Region:
         own = [[place(k, one.values[k.knob.name]) for k in self.space.knobs] for one in self.points]
         ordered = [is_ordered(entry) for entry in self.space.knobs]
         if not outside:
-            return np.array(own), ordered
+            # A space without knobs has one point.
+            return (np.array(own), ordered) if ordered else (np.zeros((len(own), 1)), [True])
         kinds = [key_of(beyond(self.space, arguments)) for arguments in outside]
         code = {kind: float(at) for at, kind in enumerate(["{}", *sorted({*kinds} - {"{}"})])}
         rows = [[*row, 0.0] for row in own]

@@ -253,6 +253,19 @@ def test_a_search_that_found_the_best_says_that_it_may_end():
     assert not beginner.stop(surface.space, CTX, seconds_left=math.inf, trials_left=10)
 
 
+def test_a_space_without_knobs_has_stock_defaults_alone():
+    space, proposer = space_of(()), ModelProposer(Goal())
+    proposer.observe(observed({}, 1.0))
+    assert proposer.pick(space, CTX, seconds_left=math.inf, trials_left=9) is None
+    assert proposer.recommended(space, CTX) == {}
+    assert proposer.regret({}, space, CTX).within["1%"] == 1.0
+
+
+def test_before_anything_was_observed_a_point_is_proposed_too():
+    pick = ModelProposer(Goal()).pick(space_of((WIDTH,)), CTX, seconds_left=math.inf, trials_left=9)
+    assert pick.stack.arguments.keys() <= {"max-num-seqs"}
+
+
 def test_a_kin_teaches_less_than_the_workload_itself():
     space = space_of((WIDTH,))
 
