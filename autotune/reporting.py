@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from kvtune.profilers.load.progress import Progress
 from kvtune.types import Measurement, Trial, Verdict
+
+StepKind = Literal["verdict", "rung", "unlock", "stop", "note"]
+"""What a step of a search is: what the load is bound by, which settings are tried from here on, why
+those that may change answers are, why no more are, and all else worth a remark."""
 
 
 class Reporter(Protocol):
@@ -16,6 +20,9 @@ class Reporter(Protocol):
 
     def note(self, text: str) -> None:
         """Something worth reading that is not an error."""
+
+    def step(self, kind: StepKind, says: str, *, trial: int | None = None) -> None:
+        """What leads to the decision, worth keeping; `trial` is the number of what it is about."""
 
     def server_log(self, line: str) -> None:
         """One line of the log of a server that is starting."""
@@ -44,6 +51,10 @@ class Quiet:
 
     def note(self, text: str) -> None:
         """Say nothing."""
+
+    def step(self, kind: StepKind, says: str, *, trial: int | None = None) -> None:
+        """Note it."""
+        self.note(says)
 
     def server_log(self, line: str) -> None:
         """Say nothing."""

@@ -77,6 +77,7 @@ class Search:
         self._rng = random.Random(seed + told)
         if told:
             sampler.reseed_rng()
+        self._named = dict(self._study.user_attrs)
         self._open: dict[int, Trial] = {}
         self._first: deque[dict[str, JsonValue]] = deque()
 
@@ -117,12 +118,20 @@ class Search:
             # Not sooner: Optuna takes its queue in order, and what is to come up again is there.
             self._study.enqueue_trial(self._first.popleft())
         trial = self._study.ask()
+        self._name_places(space)
         values: dict[str, JsonValue] = {}
         for knob in space.knobs:
             if knob.is_active(values):
                 values[knob.knob.name] = _suggest(trial, knob)
         self._open[trial.number] = trial
         return Proposal(trial.number, values)
+
+    def _name_places(self, space: SearchSpace) -> None:
+        """Say once in Optuna's tables which value each place of a knob's list stands for."""
+        for name, places in _places(space).items():
+            if self._named.get(name) != places:
+                self._named[name] = places
+                self._study.set_user_attr(name, places)
 
     @_kept()
     def ask_new(
@@ -138,6 +147,13 @@ class Search:
                 self._study.enqueue_trial(_encoded(space, values))
                 return self.ask(space)
         return None
+
+    @_kept()
+    def describe(self, proposal: Proposal, attributes: Mapping[str, JsonValue]) -> None:
+        """Say in Optuna's tables what an open proposal is, for people: the sampler never looks."""
+        trial = self._open[proposal.optuna_number]
+        for name, value in attributes.items():
+            trial.set_user_attr(name, value)
 
     @_kept()
     def tell(self, proposal: Proposal, value: float, violations: Sequence[float]) -> None:
@@ -171,6 +187,16 @@ def _suggest(trial: Trial, knob: SpaceKnob) -> JsonValue:
         return cast(JsonValue, trial.suggest_categorical(spec.name, list(spec.choices)))
     low, high = _bounds(knob)
     if spec.kind == "int":
+def _places(space: SearchSpace) -> dict[str, str]:
+    """By knob, the value that each number in the sampler's tables stands for: "0: 16, 1: 32"."""
+    return {
+        entry.knob.name: ", ".join(f"{at}: {value}" for at, value in enumerate(entry.knob.choices))
+        + f" {entry.knob.unit}".rstrip()
+        for entry in space.knobs
+        if _ordered(entry)
+    }
+
+
         return int(trial.suggest_int(spec.name, int(low), int(high)))
     return float(trial.suggest_float(spec.name, low, high))
 

@@ -31,6 +31,7 @@ from kvtune.autotune.search import Search
 from kvtune.autotune.so_far import SoFar
 from kvtune.autotune.spending import trial_s
 from kvtune.autotune.trial import Bench, run_trial
+from kvtune.autotune.steps import KeepsSteps
 from kvtune.engines.base import RunningServer
 from kvtune.policies.base import Context
 from kvtune.profilers.fingerprint import fingerprint
@@ -69,6 +70,7 @@ class Tuning:
     heldout_set: RequestSet = field(init=False)
     foresight: Foresight = field(init=False)
     look: BaselineLook = field(init=False)
+    keeper: KeepsSteps = field(init=False)
     quality: TrialQuality | None = field(init=False, default=None)
     interrupted: bool = field(init=False, default=False)
 
@@ -80,11 +82,12 @@ class Tuning:
         self.heldout_set = _request_set(self.workload.heldout or self.workload.requests)
         self.foresight = foresight_of(self.store, self.study, self.bench.plan)
         self.look = BaselineLook(
+        self.keeper = KeepsSteps(self.reporter, self.store, self.study)
             self.study,
             self.store,
             self.device,
             self.workload.fingerprint,
-            self.reporter,
+            self.keeper,
             self.bench.interrupts,
             self.budget.probe_limit_s,
         )
@@ -121,7 +124,7 @@ class Tuning:
             context = self._context(baseline)
             confirmed = {}
             if reason := hopeless_reason(baseline.measurement):
-                self.reporter.note(reason)
+                self.keeper.step("stop", reason)
             else:
                 self._explore(context)
                 confirmed = self._confirmed(baseline)
@@ -140,7 +143,7 @@ class Tuning:
         entry = measure_baseline(
             self.so_far,
             self.tuning_set,
-            self.reporter,
+            self.keeper,
             seed=self.rules.seed,
             afterwards=self._at_baseline,
         )
@@ -182,13 +185,15 @@ class Tuning:
             context,
             search,
             self.foresight,
-            self.reporter,
+            self.keeper,
         )
         space = exploration.widest if self.rules.explore_lossy else exploration.lossless
         most = min(MOST, max((self.budget.trials - 1) // 2, 1))
         early = starts(kin_of(self.study, self.store), space, context, most=most)
+        if levers := ", ".join(entry.knob.name for entry in exploration.lossless.knobs):
+            self.keeper.step("rung", f"L1, lossless settings, tried together: {levers}")
         if new := [one for one in early if search.suggest_first(space, one.values)]:
-            self.reporter.note(told(new))
+            self.keeper.note(told(new))
         exploration.run()
 
     def _confirmed(self, baseline: Entry) -> dict[int, Measurement]:
@@ -203,7 +208,7 @@ class Tuning:
             trials,
             self.ledger,
             self.heldout_set,
-            self.reporter,
+            self.keeper,
             rounds=self.budget.confirm_rounds,
             seed=self.rules.seed,
             clock=self.clock,
@@ -213,7 +218,7 @@ class Tuning:
         )
         if quality := self.so_far.judging:
             entries = [entry for entry in found.chosen if entry.trial.number in confirmed]
-            judge_finalists(entries, quality, self.so_far.left_s, self.reporter)
+            judge_finalists(entries, quality, self.so_far.left_s, self.keeper)
         return confirmed
 
     def _conclude(self, confirmed: dict[int, Measurement]) -> Decision:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtune.types import Interval
+from kvtune.types import Bottleneck, Interval, Verdict
 
 _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
@@ -64,3 +64,11 @@ def percent_change(ratio: Interval | None) -> str:
 def percent(ratio: float) -> str:
     """A ratio as a change in per cent."""
     return f"{ratio - 1:+.0%}"
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """What a load is bound by, in a few words."""
+    if verdict.bottleneck is Bottleneck.ABSTAIN:
+        return "no verdict"
+    by = "" if verdict.bottleneck is Bottleneck.IDLE else "bound by "
+    return f"{by}{verdict.bottleneck} ({verdict.confidence} confidence)"

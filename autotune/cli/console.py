@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status as Spinner
 
+from kvtune.autotune.reporting import StepKind
 from kvtune.profilers.load.progress import Progress
 from kvtune.types import Bottleneck, Measurement, Status, Trial, Verdict
 
@@ -56,6 +57,10 @@ class TerminalReporter:
     def note(self, text: str) -> None:
         """Print a remark."""
         self._line(f"  [dim]{escape(text)}[/dim]")
+
+    def step(self, kind: StepKind, says: str, *, trial: int | None = None) -> None:
+        """Print what leads to the decision."""
+        self._line(f"  {escape(says)}")
 
     def server_log(self, line: str) -> None:
         """Show the newest line of a server that is starting."""

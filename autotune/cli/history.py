@@ -66,14 +66,12 @@ def forecasts(
     json: options.Json = False,
 ) -> None:
     """Compare what levers were expected to do with what trials measured later."""
-    from dataclasses import asdict
-    from json import dumps
-
     from kvtune.autotune.cli.console import print_json
     from kvtune.autotune.cli.forecasts import print_calibration
     from kvtune.autotune.forecast.score import scores
     from kvtune.autotune.report.calibration_page import calibration_page
     from kvtune.autotune.report.page import write_page
+    from kvtune.autotune.strict_json import strict_json
 
     with options.open_history(store or context.obj) as history:
         told = history.forecasts()
@@ -81,11 +79,7 @@ def forecasts(
         write_page(calibration_page(told), html)
         sys.stderr.write(f"wrote {html}\n")
     if json:
-        found = {
-            "forecasts": [forecast.model_dump(mode="json") for forecast in told],
-            "scores": [asdict(score) for score in scores(told)],
-        }
-        print_json(dumps(found))
+        print_json(strict_json({"forecasts": told, "scores": scores(told)}))
         return
     print_calibration(told)
 
@@ -95,16 +89,15 @@ def profiles(
     context: typer.Context, store: options.StoreUrl = None, json: options.Json = False
 ) -> None:
     """List the profiles, the newest first, with what each found."""
-    from json import dumps
-
     from rich.markup import escape
 
     from kvtune.autotune.cli.console import headline, print_json, stdout
+    from kvtune.autotune.strict_json import strict_json
 
     with options.open_history(store or context.obj) as history:
         rows = history.profiles()
     if json:
-        print_json(dumps([row.model_dump(mode="json") for row in rows]))
+        print_json(strict_json(rows))
         return
     if not rows:
         stdout.print("No profiles yet. Begin with: kvtune profile --url http://localhost:8000")
@@ -131,12 +124,11 @@ def quality(
     json: options.Json = False,
 ) -> None:
     """List the quality reports, the newest first, or show one again."""
-    from json import dumps
-
     from kvtune.autotune.cli.console import print_json
     from kvtune.autotune.cli.quality_table import print_list, print_report
     from kvtune.autotune.report.page import write_page
     from kvtune.autotune.report.quality_page import quality_page
+    from kvtune.autotune.strict_json import strict_json
     from kvtune.errors import BadInput
 
     with options.open_history(store or context.obj) as history:
@@ -150,7 +142,7 @@ def quality(
         write_page(quality_page(rows[0].report), html)
         sys.stderr.write(f"wrote {html}\n")
     if json:
-        print_json(dumps([row.model_dump(mode="json") for row in rows]))
+        print_json(strict_json(rows))
     elif report:
         print_report(rows[0].report)
     else:

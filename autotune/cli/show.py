@@ -38,14 +38,13 @@ def show(
 
 
 def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
-    from json import dumps
-
     from rich.markup import escape
     from rich.table import Table
 
     from kvtune.autotune.cli.console import print_json, stdout
     from kvtune.autotune.cli.quality_table import print_trials
     from kvtune.autotune.cli.results import print_decision, print_rejected
+    from kvtune.autotune.strict_json import strict_json
     from kvtune.policies.stack import describe
     from kvtune.profilers.goal import goal_text
 
@@ -53,18 +52,12 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
     decision = history.decision(study)
     reports = history.quality_reports(study)
     if json:
+        shown = [
+            report.model_dump(mode="json", exclude={"report": {"points", "samples"}})
+            for report in reports
+        ]
         print_json(
-            dumps(
-                {
-                    "study": study.model_dump(mode="json"),
-                    "trials": [trial.model_dump(mode="json") for trial in trials],
-                    "decision": None if decision is None else decision.model_dump(mode="json"),
-                    "quality": [
-                        report.model_dump(mode="json", exclude={"report": {"points", "samples"}})
-                        for report in reports
-                    ],
-                }
-            )
+            strict_json({"study": study, "trials": trials, "decision": decision, "quality": shown})
         )
         return
     stdout.print(
@@ -104,19 +97,17 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
 
 
 def _show_trial(history: Store, trial: TrialRow, *, json: bool) -> None:
-    from json import dumps
-
     from rich.markup import escape
 
     from kvtune.autotune.cli.console import print_json, stdout
     from kvtune.autotune.cli.quality_table import print_trials
+    from kvtune.autotune.strict_json import strict_json
     from kvtune.autotune.words import amount
     from kvtune.policies.stack import describe
 
     reports = history.quality_reports(trial.study, trial.number)
     if json:
-        shown = [report.model_dump(mode="json") for report in reports]
-        print_json(dumps({**trial.model_dump(mode="json"), "quality": shown}))
+        print_json(strict_json({**trial.model_dump(mode="json"), "quality": reports}))
         return
     stdout.print(
         f"[bold]{escape(trial.study)}/{trial.number}[/bold]: {escape(describe(trial.trial.stack))}",

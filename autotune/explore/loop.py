@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pydantic import JsonValue
 
 from kvtune.autotune.decide import mean_metrics, objective_values
+from kvtune.autotune.explore.attributes import attributes_of, attributes_unmeasured
+from kvtune.autotune.explore.unlock import unlock_reason
 from kvtune.autotune.forecast.foresight import Foresight
 from kvtune.autotune.guesses import first_guesses
 from kvtune.autotune.judging import judge_earlier
@@ -65,13 +67,17 @@ class Exploration:
             space = self.widest if unlocked else self.lossless
             if not space.knobs:
                 why = "; ".join(f"{name}: {reason}" for name, reason in space.refusals.items())
-                self.reporter.note(f"nothing can be searched here: {why}")
+                self.reporter.step("stop", f"nothing can be searched here: {why}")
                 return
+            if unlocked:
+                self._say_unlocked(is_exhausted=exhausted)
             proposal, stack = self._propose(space)
             if proposal is not None:
                 self._try(proposal, stack)
             elif unlocked or not self._unlocked(exhausted=True):
-                self.reporter.note("every configuration of this space was measured or cannot run")
+                self.reporter.step(
+                    "stop", "every configuration of this space was measured or cannot run"
+                )
                 return
             else:
                 exhausted = True
@@ -92,11 +98,13 @@ class Exploration:
     def _affords_another(self) -> bool:
         tried = len(self.so_far.points)
         if tried >= self.so_far.budget.trials:
+            self.reporter.step("stop", f"all {tried} trials of the budget are used")
             return False
         if self.so_far.has_time(may_harm=False):
             return True
-        self.reporter.note(
-            f"the time budget is spent after {tried} trials: what is left goes to the confirmation"
+        self.reporter.step(
+            "stop",
+            f"the time budget is spent after {tried} trials: what is left goes to the confirmation",
         )
         return False
 
@@ -124,6 +132,7 @@ class Exploration:
                 self._tell(proposal, known)
             elif reason := infeasible_reason(stack, self.context):
                 self._note_once(reason, f"not launched, {describe(stack)} and others alike: ")
+                self.search.describe(proposal, attributes_unmeasured(stack, reason))
                 self.search.tell_failed(proposal)
             else:
                 return proposal, stack
@@ -152,7 +161,8 @@ class Exploration:
             self.search.tell_stopped(proposal)
             raise
         if reason := self.so_far.gates.objection(entry):
-            self.reporter.note(f"trial {entry.trial.number} is out: {reason}")
+            number = entry.trial.number
+            self.reporter.step("note", f"trial {number} is out: {reason}", trial=number)
         if entry.trial.number in (twins := self.so_far.twins):
             twin = twins[entry.trial.number]
             self.reporter.note(
@@ -181,6 +191,7 @@ class Exploration:
     def _tell(self, proposal: Proposal, entry: Entry) -> None:
         """Tell the sampler what a trial gave, together with all that run as it does."""
         goal = self.so_far.goal
+        self.search.describe(proposal, attributes_of(entry))
         number = self.so_far.twins.get(entry.trial.number, entry.trial.number)
         (found,) = [e.measurement for e in self.so_far.distinct if e.trial.number == number]
         values = objective_values(goal, found)
@@ -205,4 +216,16 @@ class Exploration:
     def _note_once(self, reason: str, about: str = "") -> None:
         if reason not in self.noted:
             self.noted.add(reason)
+    def _say_unlocked(self, *, is_exhausted: bool) -> None:
+        if "unlock" not in self.noted and len(self.widest.knobs) > len(self.lossless.knobs):
+            self.noted.add("unlock")
+            says = unlock_reason(
+                self.so_far.goal,
+                self.so_far.distinct,
+                is_asked_for=self.rules.explore_lossy,
+                has_lossless=bool(self.lossless.knobs),
+                is_exhausted=is_exhausted,
+            )
+            self.reporter.step("unlock", says)
+
             self.reporter.note(f"{about}{reason}")

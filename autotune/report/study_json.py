@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from json import dumps
-
-from pydantic_core import to_jsonable_python
-
 from kvtune.autotune.forecast.score import scores
 from kvtune.autotune.report.study_findings import (
     confirmations,
@@ -19,10 +15,11 @@ from kvtune.autotune.report.study_findings import (
 from kvtune.autotune.report.study_prices import failures, prices, rung_of
 from kvtune.autotune.report.study_trail import trail
 from kvtune.autotune.report.study_view import StudyView
+from kvtune.autotune.strict_json import strict_json
 
 
 def study_json(view: StudyView) -> str:
-    """All findings as one JSON object; what is not known is null or an empty list."""
+    """All findings as one JSON object; what is not known, or no number, is null or an empty list."""
     points = [
         {
             "trial": point.number,
@@ -44,6 +41,7 @@ def study_json(view: StudyView) -> str:
         "objective": view.metric,
         "unit": view.unit,
         "decision": view.decision,
+        "decided_at": view.decided_at or None,
         "config": view.config,
         "emitted": [
             row.model_dump(
@@ -67,4 +65,4 @@ def study_json(view: StudyView) -> str:
         "forecast_scores": scores(view.forecasts),
         "quality": reports,
     }
-    return dumps(to_jsonable_python(found))
+    return strict_json(found)

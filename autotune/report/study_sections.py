@@ -35,7 +35,10 @@ KINDS: Mapping[str, str] = {
     "trial": "trial",
     "verdict": "verdict",
     "quality": "quality of",
+    "rung": "rung",
     "unlock": "unlock before",
+    "note": "note",
+    "stop": "end of trials",
     "finalists": "finalists",
     "confirm": "confirmation",
     "decide": "decision",
@@ -61,17 +64,16 @@ def trail_blocks(view: StudyView) -> tuple[Block, ...]:
 def _step_cells(step: Step) -> tuple[str, ...]:
     rung = f" ({step.rung})" if step.rung else ""
     is_named = step.trial is not None and step.kind not in ("verdict", "decide")
-    trial = f" {step.trial}{rung}" if is_named else ""
-    return (_clock(step.at_s), f"{KINDS[step.kind]}{trial}", step.says)
+    kind = KINDS[step.kind]
+    named = f"{kind} {step.trial}{rung}" if is_named else kind.removesuffix(" before")
+    return (_clock(step.at_s), named, step.says)
 
 
 def _step_tone(step: Step) -> Tone:
-    return "muted" if step.kind in ("forecast", "confirm") else ""
+    return "muted" if step.kind in ("forecast", "confirm", "note") else ""
 
 
-def _clock(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
+def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

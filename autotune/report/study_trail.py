@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, cast, get_args
 
 from kvtune.autotune.decide import objective_values
 from kvtune.autotune.quality import words
@@ -19,10 +19,10 @@ from kvtune.autotune.report.study_view import (
     name_of,
     seconds_between,
 )
-from kvtune.autotune.words import amount, percent
+from kvtune.autotune.words import amount, percent, verdict_text
 from kvtune.profilers.goal import goal_text
 from kvtune.store.rows import AttemptRow, AttemptStatus, TrialRow
-from kvtune.types import Bottleneck, Harm, Status, Verdict
+from kvtune.types import Harm, Status
 
 Kind = Literal[
     "begin",
@@ -30,7 +30,10 @@ Kind = Literal[
     "trial",
     "verdict",
     "quality",
+    "rung",
     "unlock",
+    "note",
+    "stop",
     "finalists",
     "confirm",
     "decide",
@@ -40,12 +43,12 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that happened `at_s` after the study began; the decision has no time of its own.
+    """Something that happened `at_s` after the study began.
 
     `rung` is that of the trial it is about, if it is about one.
     """
 
-    at_s: float | None
+    at_s: float
     kind: Kind
     says: str
     trial: int | None = None
@@ -53,50 +56,72 @@ class Step:
 
 
 def trail(view: StudyView) -> list[Step]:
-    """All steps in the order of time, the decision before what was made of it."""
+    """All steps in the order of time: what its search said, and what the store shows besides."""
+    said = {row.step for row in view.steps}
     timed = [
-        *_unlock(view),
+        *_said(view),
+        *(() if "unlock" in said else _unlock(view)),
         *_trials(view),
-        *_verdict(view),
+        *(() if "verdict" in said else _verdict(view)),
         *_quality(view),
         *_confirmation(view),
+        *_decision(view),
     ]
     began = min([view.study.created_at, *(at for at, _ in timed)])
     study = view.study
     steps = [Step(0.0, "begin", f"{goal_text(study.goal)}, workload: {study.workload_name}")]
     # Sorting is stable: what was noted at the same time stays in the order above.
-    steps += [_at(step, began, at) for at, step in sorted(timed, key=lambda pair: pair[0])]
-    if (decision := view.decision) is not None:
-        named = "" if decision.recommended is None else f": trial {decision.recommended}"
-        says = f"{decision.outcome.replace('-', ' ')}{named}; {'; '.join(decision.reasons)}"
-        steps.append(Step(None, "decide", says, decision.recommended))
-    for row in reversed(view.emitted):
-        files = ", ".join(f"{name} (SHA-256 {digest[:12]})" for name, digest in row.files.items())
-        says = f"{row.format} written to {row.directory}: {files}"
-        steps.append(Step(seconds_between(began, row.created_at), "emit", says, row.trial))
+    steps += [
+        replace(step, at_s=seconds_between(began, at))
+        for at, step in sorted(timed, key=lambda pair: pair[0])
+    ]
     return steps
 
 
 Timed = tuple[str, Step]
 
 
-def _at(step: Step, began: str, at: str) -> Step:
-    return Step(seconds_between(began, at), step.kind, step.says, step.trial, step.rung)
+def _decision(view: StudyView) -> Iterator[Timed]:
+    if (decision := view.decision) is not None:
+        named = "" if decision.recommended is None else f": trial {decision.recommended}"
+        says = f"{decision.outcome.replace('-', ' ')}{named}; {'; '.join(decision.reasons)}"
+        yield view.decided_at, Step(0.0, "decide", says, decision.recommended)
+    for row in reversed(view.emitted):
+        files = ", ".join(f"{name} (SHA-256 {digest[:12]})" for name, digest in row.files.items())
+        says = f"{row.format} written to {row.directory}: {files}"
+        yield row.created_at, Step(0.0, "emit", says, row.trial)
+
+
+def _said(view: StudyView) -> Iterator[Timed]:
+    """What the search itself said when it said it."""
+    for row in view.steps:
+        if row.step not in get_args(Kind):
+            continue  # Of a newer kvtune.
+        trial = row.trial
+        if row.step == "verdict":
+            trial = STOCK
+        elif row.step == "unlock":
+            harmful = (each for each in view.points if each.harm is not Harm.LOSSLESS)
+            later = (each for each in harmful if begun_at(each.row) >= row.created_at)
+            trial = next((each.number for each in later if each.row.attempts), None)
+        point = view.point(trial)
+        rung = "" if point is None else rung_of(point)
+        yield row.created_at, Step(0.0, cast(Kind, row.step), row.says, trial, rung)
 
 
 def _trials(view: StudyView) -> Iterator[Timed]:
     for point in view.points:
         rung = rung_of(point)
         if point.row.attempts and (told := _told(view, point)):
-            yield begun_at(point.row), Step(None, "forecast", told, point.number, rung)
+            yield begun_at(point.row), Step(0.0, "forecast", told, point.number, rung)
         for attempt in point.row.attempts:
             says = f"{point.settings}: {_outcome(view, point, attempt)}"
             at = attempt.ended_at or attempt.started_at
-            yield at, Step(None, "trial", says, point.number, rung)
+            yield at, Step(0.0, "trial", says, point.number, rung)
     for row in view.repeats:
         for attempt in row.attempts:
             says = f"trial {row.trial.parent} measured again: {_result(view, row)}"
-            yield attempt.ended_at or attempt.started_at, Step(None, "trial", says, row.number)
+            yield attempt.ended_at or attempt.started_at, Step(0.0, "trial", says, row.number)
 
 
 def _outcome(view: StudyView, point: Point, attempt: AttemptRow) -> str:
@@ -144,28 +169,20 @@ def _verdict(view: StudyView) -> Iterator[Timed]:
     if view.profile is not None:
         verdict = view.profile.profile.verdict
         says = f"{verdict_text(verdict)}: {verdict.summary}"
-        yield view.profile.created_at, Step(None, "verdict", says, STOCK, "L0")
-
-
-def verdict_text(verdict: Verdict) -> str:
-    """The verdict in a few words."""
-    if verdict.bottleneck is Bottleneck.ABSTAIN:
-        return "no verdict"
-    by = "" if verdict.bottleneck is Bottleneck.IDLE else "bound by "
-    return f"{by}{verdict.bottleneck} ({verdict.confidence} confidence)"
+        yield view.profile.created_at, Step(0.0, "verdict", says, STOCK, "L0")
 
 
 def _quality(view: StudyView) -> Iterator[Timed]:
     for row in view.reports:
         said = words.summary(row.report).removeprefix(words.SUMMARY_START)
         says = f"answers beside stock's {row.report.outcome}, {said}"
-        yield row.created_at, Step(None, "quality", says, row.trial)
+        yield row.created_at, Step(0.0, "quality", says, row.trial)
 
 
 def _unlock(view: StudyView) -> Iterator[Timed]:
     """When the first trial that may change answers came, and how the lossless ones stood then.
 
-    The store does not keep why it was allowed.
+    For studies of an older kvtune, which did not keep why it was allowed.
     """
     for index, point in enumerate(view.points):
         if point.harm is Harm.LOSSLESS or not point.row.attempts:
@@ -177,7 +194,7 @@ def _unlock(view: StudyView) -> Iterator[Timed]:
         yield (
             begun_at(point.row),
             Step(
-                None,
+                0.0,
                 "unlock",
                 f"settings that may change answers are tried from here on: {stood} ({why})",
                 point.number,
@@ -194,8 +211,8 @@ def _confirmation(view: StudyView) -> Iterator[Timed]:
     numbers = sorted({each.trial for each in tried})
     names = ", ".join(map(name_of, numbers))
     says = f"measured again in turns, on held-out requests where there are any: {names}"
-    yield begun_at(tried[0].row), Step(None, "finalists", says)
+    yield begun_at(tried[0].row), Step(0.0, "finalists", says)
     for each in tried:
         says = f"round {each.number}, {name_of(each.trial)}: {_result(view, each.row)}"
         last = each.row.attempts[-1]
-        yield last.ended_at or last.started_at, Step(None, "confirm", says, each.row.number)
+        yield last.ended_at or last.started_at, Step(0.0, "confirm", says, each.row.number)

@@ -32,6 +32,7 @@ from kvtune.store.rows import (
     EmittedRow,
     ProfileRow,
     QualityReportRow,
+    StepRow,
     StudyRow,
     TrialRow,
 )
@@ -107,7 +108,8 @@ class StudyView:
     """A study with everything that was stored of it.
 
     `points` are in the order in which they were begun. `forecasts` are those that its trials
-    measured, `profile` is that of its baseline. `config` is what would be emitted now; None where
+    measured, `profile` is that of its baseline. `steps` are what its search said, none where an
+    older kvtune searched. `config` is what would be emitted now; None where
     nothing is recommended.
     """
 
@@ -117,6 +119,8 @@ class StudyView:
     repeats: tuple[TrialRow, ...] = ()
     decision: Decision | None = None
     profile: ProfileRow | None = None
+    decided_at: str = ""
+    steps: tuple[StepRow, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
     reports: tuple[QualityReportRow, ...] = ()
     emitted: tuple[EmittedRow, ...] = ()
@@ -180,6 +184,7 @@ def study_view(store: Store, study: StudyRow) -> StudyView:
     """Read all that the store knows of a study."""
     rows = store.trials(study)
     reports = tuple(store.quality_reports(study))
+    decided = store.decision_row(study)
     stock = next((row.measurement for row in rows if row.number == STOCK), None)
     points = [_point(study, row, stock, reports) for row in rows if row.trial.parent is None]
     try:
@@ -193,7 +198,9 @@ def study_view(store: Store, study: StudyRow) -> StudyView:
         repeats=tuple(
             row for row in rows if row.trial.parent is not None and row.rung != RUNG_CONFIRM
         ),
-        decision=store.decision(study),
+        decision=None if decided is None else decided.decision,
+        decided_at="" if decided is None else decided.created_at,
+        steps=tuple(store.steps(study)),
         profile=None if stock is None else _profile(store, study, stock),
         forecasts=tuple(told for told in store.forecasts() if told.study == study.name),
         reports=reports,

@@ -2,7 +2,9 @@
 
 import sqlite3
 
+import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from kvtune.autotune.search import Search
 from kvtune.autotune.space import SearchSpace, SpaceKnob
@@ -145,3 +147,80 @@ def test_two_searches_of_one_study_end_with_a_plain_error(space, url):
     Search("s", url, seed=1).recover()
     with pytest.raises(StoreError, match="another search"):
         first.tell(proposal, 1.0, [0.0])
+
+
+# --- what Optuna's own tools see ------------------------------------------------------------------
+
+AS_OPTUNA_KNOWS_THEM = {
+    "block": IntDistribution(0, 3),
+    "prefix": CategoricalDistribution((False, True)),
+    "hash": CategoricalDistribution(("sha256", "xxhash")),
+    "watermark": FloatDistribution(0.0, 0.2),
+    "seqs": IntDistribution(1, 64),
+}
+"""Numbers of a list are known by their place in it. What is stored stands: another distribution of
+the same name would end every search that goes on, and mislead its sampler."""
+
+
+def loaded(url):
+    return optuna.load_study(study_name="s", storage=url)
+
+
+def test_knobs_are_stored_as_ever(space, url):
+    search = Search("s", url, seed=1)
+    search.suggest_first(
+        space, {"block": 64, "prefix": True, "hash": "xxhash", "watermark": 0.1, "seqs": 7}
+    )
+    search.tell(search.ask(space), 1.0, [0.0])
+    (trial,) = loaded(url).trials
+    assert trial.distributions == AS_OPTUNA_KNOWS_THEM
+    assert trial.params == {
+        "block": 1,
+        "prefix": True,
+        "hash": "xxhash",
+        "watermark": 0.1,
+        "seqs": 7,
+    }
+
+
+def test_a_study_of_before_goes_on(space, url):
+    """Made by hand as the first kvtune made it, without words on what its trials are."""
+    storage = optuna.storages.RDBStorage(url)
+    study = optuna.create_study(study_name="s", storage=storage, direction="maximize")
+    for block in (0, 1, 2, 3) * 3:
+        params = {"block": block, "prefix": True, "hash": "sha256", "watermark": 0.0, "seqs": 64}
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=params, distributions=AS_OPTUNA_KNOWS_THEM, value=10.0 - block
+            )
+        )
+    search = Search("s", url, seed=1)
+    known = {"block": 64, "prefix": True, "hash": "sha256", "watermark": 0.0, "seqs": 64}
+    assert not search.suggest_first(space, known)
+    small = 0
+    for _ in range(6):
+        proposal = search.ask(space)
+        small += proposal.values["block"] == 32
+        search.tell(proposal, 10.0 - proposal.values["block"] / 32, [0.0])
+    assert small >= 3, "what it measured before counts: small blocks served best"
+    assert len(loaded(url).trials) == 18
+
+
+def test_a_point_is_named_first_only_once(space, url):
+    search = Search("s", url, seed=1)
+    first = {"block": 32, "prefix": False, "watermark": 0.1, "seqs": 7}
+    assert search.suggest_first(space, first)
+    assert not search.suggest_first(space, first)
+    search.tell(search.ask(space), 1.0, [0.0])
+    assert not Search("s", url, seed=1).suggest_first(space, first)
+
+
+def test_trials_carry_words_and_the_study_what_places_stand_for(space, url):
+    search = Search("s", url, seed=1)
+    said = {"settings": "block-size 32", "kvtune trial": 4, "seconds": 2.5, "why": None}
+    proposal = search.ask(space)
+    search.describe(proposal, said)
+    search.tell_failed(proposal)
+    study = loaded(url)
+    assert study.trials[0].user_attrs == said
+    assert study.user_attrs == {"block": "0: 32, 1: 64, 2: 128, 3: 256 tokens"}

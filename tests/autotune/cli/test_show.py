@@ -1,6 +1,7 @@
 """`kvtune show`: everything that is known about a study or a trial."""
 
 import json
+import math
 
 import pytest
 from contracts.store_values import a_quality_report, a_study, a_trial, measure, ok
@@ -85,6 +86,24 @@ def test_what_the_suites_found_is_shown_with_the_study_and_the_trial(kvtune):
     (row,) = kvtune("show", study.name, "--json").json()["quality"]
     short = QualityReportRow.model_validate_json(json.dumps(row)).report
     assert short == report.model_copy(update={"samples": ()})
+
+
+def strictly(text):
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("command", ["show", "report"])
+def test_figures_that_are_no_number_are_null_for_programs(command, kvtune):
+    with open_store() as history:
+        study = a_study(history)
+        found = ok().model_copy(update={"metrics": {"ttft_p95_s": (math.nan, 1.0, math.inf)}})
+        measure(history, study, a_trial(), found)
+    assert strictly(kvtune(command, study.name, "--json").out)
+    shown = strictly(kvtune("show", f"{study.name}/0", "--json").out)
+    assert shown["measurement"]["metrics"]["ttft_p95_s"] == [None, 1.0, None]
 
 
 def test_the_start_of_a_name_is_enough(after_search, kvtune):

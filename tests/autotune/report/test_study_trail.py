@@ -1,5 +1,7 @@
 """The steps of a study, in the order in which they happened."""
 
+from datetime import datetime
+
 import pytest
 from contracts.store_values import a_config
 from contracts.studies import add, add_round, failed, measured, new_study, of, report
@@ -153,3 +155,52 @@ def test_a_forecast_stands_before_the_trial_that_measured_it(store):
 
 def test_a_study_that_has_only_begun_has_its_goal(store):
     assert kinds(study_view(store, new_study(store))) == ["begin"]
+
+
+# --- what the search itself said ------------------------------------------------------------------
+
+
+def test_what_was_kept_stands_in_the_place_of_what_is_worked_out(store):
+    study = new_study(store)
+    add(store, study, 0, {}, measured(2.0, ttft_s=0.9))
+    store.save_step(study, "verdict", "bound by kv-capacity (high confidence): the pool is full")
+    add(store, study, 1, {"a": 1}, measured(3.0, ttft_s=0.9))
+    store.save_step(study, "unlock", "asked for by name")
+    add(store, study, 2, FP8, measured(4.0))
+    store.save_step(study, "note", "trial 2 is out: worse answers", trial=2)
+    store.save_step(study, "stop", "all 3 trials of the budget are used")
+    steps = trail(study_view(store, study))
+    assert [(step.kind, step.trial, step.rung) for step in steps[1:]] == [
+        ("trial", 0, "L0"),
+        ("verdict", 0, "L0"),
+        ("trial", 1, "L1"),
+        ("unlock", 2, "L2"),
+        ("trial", 2, "L2"),
+        ("note", 2, "L2"),
+        ("stop", None, ""),
+    ]
+    assert steps[4].says == "asked for by name"
+
+
+def test_an_unlock_that_no_trial_followed_is_told_all_the_same(store):
+    study = new_study(store)
+    add(store, study, 0, {}, measured(2.0))
+    store.save_step(study, "unlock", "nothing lossless is left")
+    (step,) = [step for step in trail(study_view(store, study)) if step.kind == "unlock"]
+    assert (step.trial, step.rung) == (None, "")
+
+
+def test_steps_that_only_a_newer_kvtune_knows_are_left_out(store):
+    study = new_study(store)
+    store.save_step(study, "surprise", "of a newer kvtune")
+    assert kinds(study_view(store, study)) == ["begin"]
+
+
+def test_the_decision_has_its_own_time(store):
+    study = new_study(store)
+    add(store, study, 0, {}, measured(2.0))
+    store.save_decision(study, Decision(outcome=Outcome.KEEP_BASELINE, recommended=0, baseline=0))
+    row = store.decision_row(study)
+    (step,) = [step for step in trail(study_view(store, study)) if step.kind == "decide"]
+    began = datetime.fromisoformat(study.created_at)
+    assert step.at_s == (datetime.fromisoformat(row.created_at) - began).total_seconds() > 0
