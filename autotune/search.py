@@ -179,14 +179,6 @@ class Search:
         self._study.enqueue_trial(dict(trial.params))
 
 
-def _suggest(trial: Trial, knob: SpaceKnob) -> JsonValue:
-    spec = knob.knob
-    if _ordered(knob):
-        return spec.choices[int(trial.suggest_int(spec.name, 0, len(spec.choices) - 1))]
-    if spec.choices:
-        return cast(JsonValue, trial.suggest_categorical(spec.name, list(spec.choices)))
-    low, high = _bounds(knob)
-    if spec.kind == "int":
 def _places(space: SearchSpace) -> dict[str, str]:
     """By knob, the value that each number in the sampler's tables stands for: "0: 16, 1: 32"."""
     return {
@@ -197,6 +189,14 @@ def _places(space: SearchSpace) -> dict[str, str]:
     }
 
 
+def _suggest(trial: Trial, knob: SpaceKnob) -> JsonValue:
+    spec = knob.knob
+    if _ordered(knob):
+        return spec.choices[int(trial.suggest_int(spec.name, 0, len(spec.choices) - 1))]
+    if spec.choices:
+        return cast(JsonValue, trial.suggest_categorical(spec.name, list(spec.choices)))
+    low, high = _bounds(knob)
+    if spec.kind == "int":
         return int(trial.suggest_int(spec.name, int(low), int(high)))
     return float(trial.suggest_float(spec.name, low, high))
 

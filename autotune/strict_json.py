@@ -1,4 +1,4 @@
-"""Stored values as JSON that every reader takes: NaN and infinity, which JSON lacks, become null."""
+"""Stored values as JSON that every reader takes: what it lacks, NaN and infinity, is null."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.search import Search
 from kvtune.autotune.so_far import SoFar
 from kvtune.autotune.spending import trial_s
-from kvtune.autotune.trial import Bench, run_trial
 from kvtune.autotune.steps import KeepsSteps
+from kvtune.autotune.trial import Bench, run_trial
 from kvtune.engines.base import RunningServer
 from kvtune.policies.base import Context
 from kvtune.profilers.fingerprint import fingerprint
@@ -69,8 +69,8 @@ class Tuning:
     tuning_set: RequestSet = field(init=False)
     heldout_set: RequestSet = field(init=False)
     foresight: Foresight = field(init=False)
-    look: BaselineLook = field(init=False)
     keeper: KeepsSteps = field(init=False)
+    look: BaselineLook = field(init=False)
     quality: TrialQuality | None = field(init=False, default=None)
     interrupted: bool = field(init=False, default=False)
 
@@ -81,8 +81,8 @@ class Tuning:
         self.tuning_set = _request_set(self.workload.requests)
         self.heldout_set = _request_set(self.workload.heldout or self.workload.requests)
         self.foresight = foresight_of(self.store, self.study, self.bench.plan)
-        self.look = BaselineLook(
         self.keeper = KeepsSteps(self.reporter, self.store, self.study)
+        self.look = BaselineLook(
             self.study,
             self.store,
             self.device,
@@ -187,11 +187,11 @@ class Tuning:
             self.foresight,
             self.keeper,
         )
+        if levers := ", ".join(entry.knob.name for entry in exploration.lossless.knobs):
+            self.keeper.step("rung", f"L1, lossless settings, tried together: {levers}")
         space = exploration.widest if self.rules.explore_lossy else exploration.lossless
         most = min(MOST, max((self.budget.trials - 1) // 2, 1))
         early = starts(kin_of(self.study, self.store), space, context, most=most)
-        if levers := ", ".join(entry.knob.name for entry in exploration.lossless.knobs):
-            self.keeper.step("rung", f"L1, lossless settings, tried together: {levers}")
         if new := [one for one in early if search.suggest_first(space, one.values)]:
             self.keeper.note(told(new))
         exploration.run()

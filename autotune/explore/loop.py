@@ -213,9 +213,6 @@ class Exploration:
                 return entry
         return None
 
-    def _note_once(self, reason: str, about: str = "") -> None:
-        if reason not in self.noted:
-            self.noted.add(reason)
     def _say_unlocked(self, *, is_exhausted: bool) -> None:
         if "unlock" not in self.noted and len(self.widest.knobs) > len(self.lossless.knobs):
             self.noted.add("unlock")
@@ -228,4 +225,7 @@ class Exploration:
             )
             self.reporter.step("unlock", says)
 
+    def _note_once(self, reason: str, about: str = "") -> None:
+        if reason not in self.noted:
+            self.noted.add(reason)
             self.reporter.note(f"{about}{reason}")

@@ -19,7 +19,7 @@ from kvtune.autotune.strict_json import strict_json
 
 
 def study_json(view: StudyView) -> str:
-    """All findings as one JSON object; what is not known, or no number, is null or an empty list."""
+    """All findings as one JSON object; what is unknown, or no number, is null or an empty list."""
     points = [
         {
             "trial": point.number,

@@ -118,9 +118,9 @@ class StudyView:
     rounds: tuple[Round, ...] = ()
     repeats: tuple[TrialRow, ...] = ()
     decision: Decision | None = None
-    profile: ProfileRow | None = None
     decided_at: str = ""
     steps: tuple[StepRow, ...] = ()
+    profile: ProfileRow | None = None
     forecasts: tuple[Forecast, ...] = ()
     reports: tuple[QualityReportRow, ...] = ()
     emitted: tuple[EmittedRow, ...] = ()
@@ -183,8 +183,8 @@ class StudyView:
 def study_view(store: Store, study: StudyRow) -> StudyView:
     """Read all that the store knows of a study."""
     rows = store.trials(study)
-    reports = tuple(store.quality_reports(study))
     decided = store.decision_row(study)
+    reports = tuple(store.quality_reports(study))
     stock = next((row.measurement for row in rows if row.number == STOCK), None)
     points = [_point(study, row, stock, reports) for row in rows if row.trial.parent is None]
     try:
