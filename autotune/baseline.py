@@ -180,23 +180,13 @@ class BaselineLook:
         """What policies may ask about, and the profile of the load; none of a load that failed."""
         profile = None
         if runs:
-            known = self.known_step_time(found.effective)
-            if self.probe_s and not self.saw_server and known is None:
+            is_known = self.known_step_time(found.effective) is not None
+            if self.probe_s and not self.saw_server and not is_known:
                 self.reporter.note(
                     "decode steps are not probed: the defaults were measured before, so that no "
                     "server of theirs runs; `kvtune profile` with the same arguments probes one"
                 )
-            profile = profile_baseline(
-                self.study,
-                trial,
-                found.effective,
-                runs[0],
-                device=self.device,
-                fingerprint=self.fingerprint,
-                ceilings=self.store.ceilings(self.device.key),
-                probed=self.probed,
-                known=known,
-            )
+            profile = self._profile(trial, found, runs[0], self.probed)
             self.store.save_profile(profile)
             self.reporter.verdict(profile.verdict)
         context = Context(
@@ -211,6 +201,25 @@ class BaselineLook:
             max_concurrency=observed_concurrency(runs[0]) if runs else None,
         )
         return context, profile
+
+    def bound_by(self, entry: Entry, run: LoadRun) -> str:
+        """What a trial's load was bound by, in words."""
+        return self._profile(entry.trial, entry.measurement, run, probed=None).verdict.summary
+
+    def _profile(
+        self, trial: Trial, found: Measurement, run: LoadRun, probed: ProbeResult | None
+    ) -> Profile:
+        return profile_baseline(
+            self.study,
+            trial,
+            found.effective,
+            run,
+            device=self.device,
+            fingerprint=self.fingerprint,
+            ceilings=self.store.ceilings(self.device.key),
+            probed=probed,
+            known=self.known_step_time(found.effective),
+        )
 
     def known_step_time(self, effective: EffectiveConfig | None) -> StepTimeModel | None:
         """The newest model that a probe of the same engine in the same state gave, here."""

@@ -170,7 +170,7 @@ def next_round(
     ahead = [n for n in running if found[n].contrast.difference > best]
     mattering = [n for n in ahead if found[n].most_gain >= MATTERS]
     going = [n for n in mattering if found[n].hope(most, len(found)) >= HOPELESS]
-    if rounds == most:
+    if rounds == most or not found:
         return Next()
     if going:
         return Next((baseline, *going))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kvtune.autotune.decide import Candidate, decide, doubts
 from kvtune.autotune.so_far import SoFar
@@ -16,10 +16,12 @@ def conclude(
     workload: Workload,
     *,
     concurrency: int | None,
+    bound_by: Callable[[int], str],
 ) -> Decision:
     """Decide with what was measured and, by the number of a trial, `confirmed`.
 
-    `concurrency` is how many requests are in flight, where that is fixed. What was not confirmed
+    `concurrency` is how many requests are in flight, where that is fixed; `bound_by` says what
+    limited the run of a trial. What was not confirmed
     counts as it was measured, without its repeats: those are no rounds in common with others.
     """
     gates, twins = so_far.gates, so_far.twins
@@ -35,7 +37,14 @@ def conclude(
         number: f"runs exactly as trial {twin}, whose repeat it is"
         for number, twin in twins.items()
     }
-    decision = decide(so_far.goal, stock, final, out)
+    decision = decide(
+        so_far.goal,
+        stock,
+        final,
+        out,
+        rounds=so_far.budget.confirm_rounds if confirmed else 0,
+        bound_by=bound_by,
+    )
     chosen = [entry for entry in points if entry.trial.number == decision.recommended]
     more = [
         *(said for entry in chosen if (said := gates.vouched(entry))),

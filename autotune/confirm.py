@@ -1,7 +1,8 @@
 """Measure the finalists and the baseline again: fresh servers, interleaved, on held-out requests.
 
 Every round measures each of them once and the order turns round by round, so that a machine that
-drifts favours nobody. A round that was complete before is taken as it is; of any other, all parts
+drifts favours nobody. After some rounds they are looked at, and only those go on whose outcome is
+open (`comparing`). A round that was complete before is taken as it is; of any other, all parts
 are measured anew, since what was measured last week is not interleaved with today.
 """
 
@@ -9,14 +10,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+from kvtune.autotune.comparing import Next, next_round
+from kvtune.autotune.decide import meets_goal, objective_values
 from kvtune.autotune.ledger import RUNG_CONFIRM, Ledger, RequestSet
 from kvtune.autotune.reporting import Reporter
+from kvtune.autotune.rounds import next_look, turned
 from kvtune.engines.base import RunningServer
-from kvtune.types import Measurement, Status, Trial
+from kvtune.types import Goal, Harm, Measurement, Status, Trial
+
+BASELINE = 0
+"""Its number in every study."""
 
 
 class AsksAtServer(Protocol):
@@ -38,37 +45,43 @@ def confirm(
     requests: RequestSet,
     reporter: Reporter,
     *,
+    goal: Goal,
     rounds: int,
     seed: int,
     clock: Callable[[], float] = time.monotonic,
-    round_s: float = 0.0,
+    trial_s: float = 0.0,
     until_s: float = math.inf,
     afterwards: AsksAtServer | None = None,
 ) -> dict[int, Measurement]:
-    """Map the number of each trial to one measurement with a value per round.
+    """Map the number of each trial to one measurement with a value per round that it was in.
 
-    No round begins that would end after `until_s`, a time of `clock`; `round_s` is how long a round
-    is thought to take, without what `afterwards`, which gets every server, asks it. That is told
-    how much time the measurements to come leave it. Empty when there was no time for any.
+    There are at most `rounds`. None begins that would end after `until_s`, a time of `clock`;
+    `trial_s` is how long a measurement is thought to take, without what `afterwards`, which gets
+    every server, asks it. That is told how much time is left by the measurements until the next
+    look. Empty when there was no time for any.
     """
 
     def left_s(later: int) -> float:
-        return until_s - clock() - later * round_s / len(trials)
+        return until_s - clock() - later * trial_s
 
     parts: dict[int, list[Measurement]] = {trial.number: [] for trial in trials}
+    going = list(trials)
     for number in range(rounds):
         round_seed = seed + 1 + number
         began_s = clock()
         known = all(
-            ledger.has(trial.stack, parent=trial.number, seed=round_seed) for trial in trials
+            ledger.has(trial.stack, parent=trial.number, seed=round_seed) for trial in going
         )
-        if not known and began_s + round_s > until_s:
+        if not known and began_s + trial_s * len(going) > until_s:
             reporter.note(f"the time budget is spent after {number} rounds of confirmation")
             break
         asked_s = 0.0
-        for place, trial in enumerate(trials if number % 2 == 0 else trials[::-1], 1):
-            asking_s = partial(left_s, (rounds - number) * len(trials) - place)
-            reporter.phase(f"Confirming trial {trial.number}, round {number + 1} of {rounds}")
+        rounds_later = next_look(number, rounds) - number
+        for place, trial in enumerate(turned(going, number), 1):
+            asking_s = partial(left_s, rounds_later * len(going) - place)
+            reporter.phase(
+                f"Confirming trial {trial.number}, round {number + 1} of at most {rounds}"
+            )
             entry = ledger.run(
                 trial.stack,
                 requests,
@@ -83,27 +96,49 @@ def confirm(
             reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
             asked_s += 0.0 if entry.reused else entry.measurement.asked_s
             parts[trial.number].append(entry.measurement)
-        if not known:
-            round_s = clock() - began_s - asked_s
+        if not known and going:
+            trial_s = (clock() - began_s - asked_s) / len(going)
+        following = _following(goal, trials, parts, rounds)
+        going = [trial for trial in trials if trial.number in following.going]
+        if not going:
+            if following.why:
+                reporter.note(f"confirmed in {number + 1} rounds: {following.why}")
+            break
     return {number: merged(measured) for number, measured in parts.items() if measured}
 
 
-def confirmed_before(ledger: Ledger) -> dict[int, Measurement]:
-    """What complete rounds of the study say already, for a confirmation that was interrupted.
+def _following(
+    goal: Goal, trials: Sequence[Trial], parts: Mapping[int, Sequence[Measurement]], rounds: int
+) -> Next:
+    """Who is measured in the next round, by all that were measured so far."""
+    found = {number: merged(own) for number, own in parts.items()}
+    values = {number: objective_values(goal, one) for number, one in found.items()}
+    return next_round(
+        {number: own for number, own in values.items() if own},
+        BASELINE,
+        rounds,
+        able=[number for number, one in found.items() if meets_goal(goal, one)],
+        sure=[trial.number for trial in trials if trial.stack.harm is Harm.LOSSLESS],
+    )
 
-    Empty unless the baseline and another trial have at least two rounds in common.
+
+def confirmed_before(ledger: Ledger) -> dict[int, Measurement]:
+    """What the rounds of the study say already, for a confirmation that was interrupted.
+
+    Each trial's rounds from the first one on. Empty unless the baseline and another trial have at
+    least two of them.
     """
     rounds: dict[int, dict[int, Measurement]] = {}
     for entry in ledger.entries:
-        if entry.trial.parent is not None:
+        if entry.rung == RUNG_CONFIRM and entry.trial.parent is not None:
             rounds.setdefault(entry.trial.seed, {})[entry.trial.parent] = entry.measurement
-    common = [found for _, found in sorted(rounds.items()) if 0 in found and len(found) > 1]
-    if len(common) < 2:
-        return {}
-    numbers = set.intersection(*(set(found) for found in common))
-    if len(numbers) < 2:
-        return {}
-    return {number: merged([found[number] for found in common]) for number in sorted(numbers)}
+    parts: dict[int, list[Measurement]] = {}
+    for place, (_, found) in enumerate(sorted(rounds.items())):
+        for number, measurement in found.items():
+            if len(own := parts.setdefault(number, [])) == place:
+                own.append(measurement)
+    kept = {number: merged(own) for number, own in sorted(parts.items()) if len(own) > 1}
+    return kept if BASELINE in kept and len(kept) > 1 else {}
 
 
 def merged(parts: Sequence[Measurement]) -> Measurement:

@@ -15,7 +15,8 @@ from kvtune.types import Harm
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much may be spent. `trials` counts the baseline and not the confirmation.
+    """How much may be spent. `trials` counts the baseline and not the confirmation,
+    which ends before `confirm_rounds` if its outcome is clear.
 
     `probe_s` is for a probe of the baseline's server, 0 for none.
     """
@@ -23,7 +24,7 @@ class Budget:
     trials: int
     time_s: float | None = None
     finalists: int = 2
-    confirm_rounds: int = 3
+    confirm_rounds: int = 8
     repeats: int = 1
     probe_s: float = 0.0
 

@@ -10,6 +10,7 @@ from kvtune.autotune.gates import Gates
 from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import Budget
 from kvtune.autotune.quality.trials import TrialQuality
+from kvtune.autotune.rounds import usual
 from kvtune.autotune.standing import finalists
 from kvtune.types import Goal
 
@@ -85,6 +86,6 @@ def needed_s(
 
 
 def confirmation_s(points: Sequence[Entry], budget: Budget) -> float:
-    """What the confirmation takes, without questions."""
-    runs = budget.confirm_rounds * (budget.finalists + 1)
+    """What the confirmation takes as a rule, without questions."""
+    runs = usual(budget.confirm_rounds) * (budget.finalists + 1)
     return trial_s(points) * runs / budget.repeats

@@ -23,7 +23,7 @@ from kvtune.autotune.explore.kin import MOST, kin_of, starts, told
 from kvtune.autotune.explore.loop import Exploration
 from kvtune.autotune.forecast.foresight import Foresight, foresight_of
 from kvtune.autotune.judging import judge_finalists
-from kvtune.autotune.ledger import Entry, Ledger, RequestSet, TrialRunner
+from kvtune.autotune.ledger import RUNG_LOSSLESS, Entry, Ledger, RequestSet, TrialRunner
 from kvtune.autotune.limits import Budget, Rules
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.reporting import Reporter
@@ -209,10 +209,11 @@ class Tuning:
             self.ledger,
             self.heldout_set,
             self.keeper,
+            goal=self.study.goal,
             rounds=self.budget.confirm_rounds,
             seed=self.rules.seed,
             clock=self.clock,
-            round_s=trial_s(self.so_far.points) * len(trials),
+            trial_s=trial_s(self.so_far.points),
             until_s=self.so_far.until_s,
             afterwards=self.quality.at_server if self.quality and may_harm else None,
         )
@@ -223,9 +224,18 @@ class Tuning:
 
     def _conclude(self, confirmed: dict[int, Measurement]) -> Decision:
         flight = self.bench.plan.concurrency
-        decision = conclude(self.so_far, confirmed, self.workload, concurrency=flight)
+        decision = conclude(
+            self.so_far, confirmed, self.workload, concurrency=flight, bound_by=self._bound_by
+        )
         self.store.save_decision(self.study, decision)
         return decision
+
+    def _bound_by(self, number: int) -> str:
+        """What the run of a trial was bound by, in words; empty if it was not kept."""
+        entry = next(entry for entry in self.so_far.points if entry.trial.number == number)
+        canary = entry.rung != RUNG_LOSSLESS
+        runs = self.ledger.runs(entry.trial, self.tuning_set, canary=canary)
+        return self.look.bound_by(entry, runs[0]) if runs else ""
 
 
 def _request_set(requests: tuple[Request, ...]) -> RequestSet:

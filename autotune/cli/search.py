@@ -55,8 +55,13 @@ def search(
         int, typer.Option("--finalists", min=1, help="Trials to confirm beside the defaults.")
     ] = 2,
     confirm_rounds: Annotated[
-        int, typer.Option("--confirm-rounds", min=2, help="Interleaved rounds of confirmation.")
-    ] = 3,
+        int,
+        typer.Option(
+            "--confirm-rounds",
+            min=2,
+            help="Interleaved rounds of confirmation, at most; a clear outcome ends them sooner.",
+        ),
+    ] = 8,
     probe: Annotated[
         bool,
         typer.Option(

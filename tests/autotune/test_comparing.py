@@ -165,7 +165,7 @@ def test_without_stock_defaults_there_is_nothing_to_prove():
 
 def test_stock_defaults_alone_are_measured_until_a_look():
     assert go({0: (1.0, 1.0)}, able=()).going == (0,)
-    assert go({0: (1.0, 1.0, 1.0)}, able=()).going == ()
+    assert go({0: (1.0, 1.0, 1.0)}, able=()) == Next()
 
 
 def test_what_failed_does_not_go_on():

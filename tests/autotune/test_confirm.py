@@ -1,33 +1,36 @@
-"""The confirmation: rounds in turned order within the time that is left."""
+"""The confirmation: rounds in turned order, until what is open is settled or the time is spent."""
+
+from types import SimpleNamespace
 
 import pytest
-from contracts.landscape import Recorder, failed, requests
+from contracts.landscape import GOAL, Recorder, failed, requests
 
-from kvtune.autotune.confirm import confirm, merged
-from kvtune.autotune.ledger import RequestSet
+from kvtune.autotune.confirm import confirm, confirmed_before, merged
+from kvtune.autotune.ledger import RUNG_CONFIRM, RequestSet
 from kvtune.types import Choice, Harm, Measurement, PolicyStack, Status, Trial
 
 LOAD = RequestSet(requests(4), "held out")
 
 
-def trial(number):
-    choice = Choice(policy="p", parameters={}, arguments={"n": number}, harm=Harm.LOSSLESS)
+def trial(number, harm=Harm.LOSSLESS):
+    choice = Choice(policy="p", parameters={}, arguments={"n": number}, harm=harm)
     stack = PolicyStack(choices=(choice,) if number else ())
     return Trial(number=number, stack=stack, base_arguments={}, repeats=1, seed=0)
 
 
 @pytest.fixture
 def confirmed(landscape, tuning_on):
-    def go(numbers, rounds=3, reporter=None, tuning=None, **limits):
+    def go(numbers, rounds=3, reporter=None, tuning=None, harmful=(), **limits):
         tuning = tuning or tuning_on()
         for number in range(max(numbers) + 1):
             tuning.ledger.run(trial(number).stack, LOAD, repeats=1, seed=0, rung=1, canary=False)
         landscape.asked.clear()
         return confirm(
-            [trial(number) for number in numbers],
+            [trial(n, Harm.NEAR_LOSSLESS if n in harmful else Harm.LOSSLESS) for n in numbers],
             tuning.ledger,
             LOAD,
             reporter or Recorder(),
+            goal=GOAL,
             rounds=rounds,
             seed=0,
             clock=landscape.clock,
@@ -37,19 +40,85 @@ def confirmed(landscape, tuning_on):
     return go
 
 
-def test_every_round_measures_each_once_and_the_order_turns(confirmed, landscape):
-    found = confirmed([0, 2, 3], rounds=4)
-    assert landscape.confirmed == [0, 2, 3, 3, 2, 0, 0, 2, 3, 3, 2, 0]
+def noisy(landscape, gains, spread):
+    """Give trial n `gains[n]`, in every round that many times as much or as little as `spread`."""
+    up_and_down = (1, -1, 0.3, -0.6, 0.8, -0.2, 0.5, -0.9, -0.4)
+
+    def goodput(arguments):
+        n = arguments.get("n", 0)
+        turn = sum(one.trial.parent == n for one in landscape.asked) - 1
+        return gains[n] * (1 + spread * up_and_down[(turn + 2 * n) % 9])
+
+    landscape.goodput = goodput
+
+
+def test_every_round_measures_each_once_and_each_is_first_in_turn(confirmed, landscape):
+    found = confirmed([0, 2, 3])
+    assert landscape.confirmed == [0, 2, 3, 2, 3, 0, 3, 0, 2]
     assert {number: len(one.metrics["ttft_p95_s"]) for number, one in found.items()} == {
-        0: 4,
-        2: 4,
-        3: 4,
+        0: 3,
+        2: 3,
+        3: 3,
     }
+
+
+def test_rounds_end_once_a_winner_is_proved(confirmed, landscape):
+    reporter = Recorder()
+    noisy(landscape, {0: 1.0, 1: 3.0}, 0.02)
+    found = confirmed([0, 1], rounds=8, reporter=reporter)
+    assert len(found[0].metrics["ttft_p95_s"]) == 3
+    assert reporter.notes == [
+        "confirmed in 3 rounds: a finalist is above the stock defaults beyond noise"
+    ]
+
+
+def test_rounds_end_once_no_gain_that_matters_is_possible(confirmed, landscape):
+    reporter = Recorder()
+    confirmed([0, 1], rounds=8, reporter=reporter)
+    assert landscape.confirmed == [0, 1, 1, 0, 0, 1]
+    assert "a gain above 2% over the stock defaults is excluded" in reporter.notes[0]
+
+
+def test_only_whose_outcome_is_open_goes_on(confirmed, landscape):
+    """Trial 2 is so much slower that it cannot win any more after three rounds."""
+    noisy(landscape, {0: 1.0, 1: 1.06, 2: 0.4}, 0.05)
+    found = confirmed([0, 1, 2], rounds=5)
+    assert landscape.confirmed[9:] == [1, 0, 0, 1], "turned on, for two"
+    assert {number: len(one.metrics["ttft_p95_s"]) for number, one in found.items()} == {
+        0: 5,
+        1: 5,
+        2: 3,
+    }
+
+
+def test_a_proved_winner_whose_answers_are_judged_later_does_not_end_it(confirmed, landscape):
+    noisy(landscape, {0: 1.0, 1: 1.06, 2: 3.0}, 0.05)
+    assert len(confirmed([0, 1, 2], rounds=5)[1].metrics["ttft_p95_s"]) == 3
+    found = confirmed([0, 1, 2], rounds=5, harmful=[2])
+    assert len(found[1].metrics["ttft_p95_s"]) == 5
+    assert len(found[2].metrics["ttft_p95_s"]) == 3
+
+
+def test_who_misses_the_goal_does_not_go_on(confirmed, landscape):
+    noisy(landscape, {0: 1.0, 1: 1.06, 2: 1.1}, 0.05)
+    landscape.ttft_s = lambda arguments: 1.5 if arguments.get("n") == 2 else 0.5
+    found = confirmed([0, 1, 2], rounds=5)
+    assert [len(found[n].metrics["ttft_p95_s"]) for n in (0, 1, 2)] == [5, 5, 3]
+
+
+def test_who_failed_is_not_measured_again(confirmed, landscape):
+    noisy(landscape, {0: 1.0, 1: 1.06}, 0.05)
+    works = landscape.goodput
+    landscape.goodput = lambda arguments: failed() if arguments.get("n") == 2 else works(arguments)
+    found = confirmed([0, 1, 2])
+    assert landscape.confirmed.count(2) == 1
+    assert found[2] == failed()
 
 
 def test_values_stand_in_the_order_of_the_rounds(confirmed, landscape):
     landscape.goodput = lambda arguments: 1.0 + 1000 * len(landscape.asked)
     found = confirmed([0, 1], rounds=3)
+    assert len(found) == 2
     for one in found.values():
         values = one.metrics["goodput_requests_per_s"]
         assert list(values) == sorted(values)
@@ -58,14 +127,14 @@ def test_values_stand_in_the_order_of_the_rounds(confirmed, landscape):
 def test_no_round_begins_that_would_end_too_late(confirmed, landscape):
     landscape.trial_s = 10
     reporter = Recorder()
-    found = confirmed([0, 1], reporter=reporter, until_s=landscape.now_s + 20 + 55, round_s=20.0)
+    found = confirmed([0, 1], reporter=reporter, until_s=landscape.now_s + 20 + 55, trial_s=10.0)
     assert landscape.confirmed == [0, 1, 1, 0]
     assert len(found[0].metrics["ttft_p95_s"]) == 2
     assert reporter.notes == ["the time budget is spent after 2 rounds of confirmation"]
 
 
 def test_without_time_for_one_round_there_is_nothing(confirmed, landscape):
-    assert confirmed([0, 1], until_s=landscape.now_s + 1, round_s=5.0) == {}
+    assert confirmed([0, 1], until_s=landscape.now_s + 1, trial_s=2.5) == {}
     assert landscape.confirmed == []
 
 
@@ -75,10 +144,10 @@ def test_rounds_that_are_known_need_no_time_and_tell_nothing_of_what_others_take
     landscape.trial_s = 10
     tuning = tuning_on()
     confirmed([0, 1], rounds=1, tuning=tuning)
-    found = confirmed([0, 1], tuning=tuning, until_s=landscape.now_s + 19, round_s=20.0)
+    found = confirmed([0, 1], tuning=tuning, until_s=landscape.now_s + 19, trial_s=10.0)
     assert landscape.confirmed == [], "the first round is known, and 19 s hold no other"
     assert len(found[0].metrics["ttft_p95_s"]) == 1
-    found = confirmed([0, 1], tuning=tuning, until_s=landscape.now_s + 20, round_s=20.0)
+    found = confirmed([0, 1], tuning=tuning, until_s=landscape.now_s + 20, trial_s=10.0)
     assert landscape.confirmed == [1, 0]
     assert len(found[0].metrics["ttft_p95_s"]) == 2
 
@@ -93,12 +162,46 @@ def test_questions_are_told_what_the_measurements_to_come_leave_of_the_time(conf
         return measurement
 
     until_s = landscape.now_s + 20 + 100  # After the two trials of which it confirms.
-    confirmed([0, 1], rounds=2, until_s=until_s, round_s=20.0, afterwards=ask)
+    confirmed([0, 1], rounds=2, until_s=until_s, trial_s=10.0, afterwards=ask)
     assert told == [60.0] * 4, "of 100 s, four measurements take 40"
 
 
 def test_nobody_to_confirm_is_nothing(landscape, tuning_on):
-    assert confirm([], tuning_on().ledger, LOAD, Recorder(), rounds=3, seed=0) == {}
+    assert confirm([], tuning_on().ledger, LOAD, Recorder(), goal=GOAL, rounds=3, seed=0) == {}
+
+
+def told(**rounds):
+    """A ledger in which trial n has so many rounds, from the first one on."""
+    entries = [
+        SimpleNamespace(
+            trial=trial(0).model_copy(update={"parent": int(name[1:]), "seed": 1 + turn}),
+            measurement=part(goodput=float(turn)),
+            rung=RUNG_CONFIRM,
+        )
+        for name, many in rounds.items()
+        for turn in range(many)
+    ]
+    return SimpleNamespace(entries=entries)
+
+
+def test_an_interrupted_confirmation_counts_the_rounds_that_each_was_in():
+    found = confirmed_before(told(t0=5, t1=4, t2=3))
+    assert {number: one.metrics["goodput"] for number, one in found.items()} == {
+        0: (0.0, 1.0, 2.0, 3.0, 4.0),
+        1: (0.0, 1.0, 2.0, 3.0),
+        2: (0.0, 1.0, 2.0),
+    }
+
+
+def test_an_interrupted_confirmation_of_too_few_rounds_counts_for_nothing():
+    for rounds in ({"t0": 2, "t1": 1}, {"t0": 1, "t1": 2}, {"t1": 3, "t2": 3}, {"t0": 3}, {}):
+        assert confirmed_before(told(**rounds)) == {}
+
+
+def test_who_missed_a_round_counts_up_to_it():
+    rounds = told(t0=3, t1=3)
+    del rounds.entries[4]  # trial 1 in the second round
+    assert confirmed_before(rounds) == {}
 
 
 def part(**metrics):
