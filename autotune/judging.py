@@ -12,6 +12,7 @@ from kvtune.autotune.limits import Budget
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.spending import confirmation_s
+from kvtune.types import Status
 
 
 def judge_earlier(
@@ -23,6 +24,8 @@ def judge_earlier(
 ) -> None:
     """Judge the trials that an earlier search measured, while that leaves time to confirm."""
     for entry in points:
+        if entry.measurement.status is not Status.OK:
+            continue
         asking_s = quality.expected_s([entry], final=False)
         if asking_s and asking_s + confirmation_s(points, budget) > left_s():
             reporter.note("no time is left to ask all that an earlier search left unasked")

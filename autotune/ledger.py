@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,10 +11,19 @@ from pydantic import JsonValue
 
 from kvtune.autotune.decide import CANNOT_START
 from kvtune.autotune.trial import AtServer, Bench, run_trial, versions_of
+from kvtune.profilers.load.client import Watch
 from kvtune.store.database import Store
 from kvtune.store.key import point_key
 from kvtune.store.rows import StudyRow
-from kvtune.types import LoadRun, Measurement, PolicyStack, Request, Status, Trial
+from kvtune.types import (
+    LoadRun,
+    Measurement,
+    PolicyStack,
+    Request,
+    RequestRecord,
+    Status,
+    Trial,
+)
 
 RUNG_BASELINE, RUNG_LOSSLESS, RUNG_NEAR_LOSSLESS, RUNG_CONFIRM = 0, 1, 2, 9
 
@@ -49,6 +58,7 @@ class TrialRunner(Protocol):
         canary: bool,
         label: str,
         afterwards: AtServer | None,
+        watch: Watch | None,
     ) -> tuple[Measurement, tuple[LoadRun, ...]]:
         """The outcome, and the raw run of each repeat."""
 
@@ -56,7 +66,8 @@ class TrialRunner(Protocol):
 class Ledger:
     """The trials of one study: runs them on the bench and keeps them in the store.
 
-    `remeasure` measures a point again although another study knows it, or it failed in this one.
+    `remeasure` measures a point again although another study knows it, or it failed or was cut in
+    this one. `watch` says who follows the load of a trial on a rung and may cut it; nobody without.
     """
 
     def __init__(
@@ -73,13 +84,15 @@ class Ledger:
         self._bench = bench
         self._remeasure = remeasure
         self._run_trial = run
+        self.watch: Callable[[Trial, int], Watch | None] | None = None
         rows = store.trials(study)
         self._planned = {row.number: row.trial for row in rows}
         self._rungs = {row.number: row.rung or RUNG_BASELINE for row in rows}
         self._measured = {
             row.number: row.measurement
             for row in rows
-            if row.measured and row.measurement and not (remeasure and row.measurement.failure)
+            if row.measured and row.measurement
+            if not remeasure or row.measurement.status is Status.OK
         }
         # Everything is compared with the baseline: a crash of it that need not come again (unlike a
         # bad argument) must not spoil the study for good.
@@ -112,6 +125,10 @@ class Ledger:
     def runs(self, trial: Trial, requests: RequestSet, *, canary: bool) -> list[LoadRun]:
         """The raw runs behind a trial's measurement."""
         return self._store.runs_of(self._key(trial, requests, canary=canary))
+
+    def records(self, number: int) -> list[tuple[RequestRecord, ...]]:
+        """The raw record of every request of a trial, one tuple a repeat."""
+        return self._store.records(self._study, number)
 
     def run(
         self,
@@ -148,7 +165,7 @@ class Ledger:
         attempt = self._store.begin_attempt(self._study, trial, key, **planning)
         with self._bench.interrupts.scope():
             measurement, runs = self._attempt(
-                attempt, trial, requests, canary=canary, afterwards=afterwards
+                attempt, trial, requests, rung, canary=canary, afterwards=afterwards
             )
             self._store.finish_attempt(attempt, measurement, runs)
             return self._keep(trial, measurement, reused=False)
@@ -158,6 +175,7 @@ class Ledger:
         attempt: str,
         trial: Trial,
         requests: RequestSet,
+        rung: int,
         *,
         canary: bool,
         afterwards: AtServer | None,
@@ -171,6 +189,7 @@ class Ledger:
                 canary=canary,
                 label=label,
                 afterwards=afterwards,
+                watch=None if self.watch is None else self.watch(trial, rung),
             )
         except BaseException:
             stopped = Measurement(status=Status.STOPPED, versions=versions_of(None))

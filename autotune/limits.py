@@ -68,7 +68,8 @@ class QualityRules:
 class Rules:
     """What may be tried: the worst harm, and whether harm waits until it is needed.
 
-    Without `quality`, only the long-prompt canary looks at answers.
+    Without `quality`, only the long-prompt canary looks at answers. Without `early_stop`, a trial
+    that turns out hopeless is measured to its end.
     """
 
     max_harm: Harm = Harm.NEAR_LOSSLESS
@@ -76,3 +77,4 @@ class Rules:
     seed: int = 0
     remeasure: bool = False
     quality: QualityRules | None = None
+    early_stop: bool = True

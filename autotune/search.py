@@ -172,6 +172,14 @@ class Search:
         self._study.tell(trial, state=TrialState.PRUNED)
 
     @_kept()
+    def tell_cut(self, proposal: Proposal, value: float, share: float) -> None:
+        """The proposal runs and is hopeless: given up at `value` after `share` of its load."""
+        trial = self._open.pop(proposal.optuna_number)
+        trial.set_constraint(RUNS, 0.0)
+        trial.report(value, step=round(100 * share))
+        self._study.tell(trial, state=TrialState.PRUNED)
+
+    @_kept()
     def tell_stopped(self, proposal: Proposal) -> None:
         """The proposal was interrupted: nothing is known about it, and it comes up again first."""
         trial = self._open.pop(proposal.optuna_number)

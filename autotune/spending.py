@@ -12,7 +12,7 @@ from kvtune.autotune.limits import Budget
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.rounds import usual
 from kvtune.autotune.standing import finalists
-from kvtune.types import Goal
+from kvtune.types import Goal, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,13 @@ def finals(
 
 
 def trial_s(points: Sequence[Entry]) -> float:
-    """What a trial took so far, without questions of quality, as the median; 0 without any."""
+    """What a whole trial took so far as the median, without questions of quality; 0 without any."""
     found = [entry.measurement for entry in points]
-    walls = [one.wall_s - one.asked_s for one in found if one.wall_s is not None]
+    walls = [
+        one.wall_s - one.asked_s
+        for one in found
+        if one.wall_s is not None and one.status is not Status.CUT
+    ]
     return median(walls) if walls else 0.0
 
 

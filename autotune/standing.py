@@ -8,7 +8,7 @@ from kvtune.autotune.decide import meets_goal, objective_values
 from kvtune.autotune.gates import Gates
 from kvtune.autotune.ledger import Entry
 from kvtune.profilers.quality import traffic
-from kvtune.types import Goal, Harm, Measurement
+from kvtune.types import Goal, Harm, Measurement, Status
 
 
 def rejected(
@@ -27,6 +27,8 @@ def rejected(
         last = (confirmed or {}).get(number, entry.measurement)
         if last.failure is not None:
             found[number] = f"{last.failure.failure}: {last.failure.message}"
+        elif last.status is Status.CUT:
+            found[number] = last.cut
         elif reason := gates.objection(entry):
             found[number] = reason
         elif confirmed and number not in confirmed:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import kvtune
+from kvtune.autotune.contamination import contamination
 from kvtune.autotune.interrupts import Interrupts
 from kvtune.autotune.reporting import Reporter
 from kvtune.engines.base import Engine, RunningServer, ServerSpec
@@ -22,6 +23,8 @@ from kvtune.errors import BadInput, EngineError, StoreError
 from kvtune.policies.capacity import effective_kv_bytes, reported_kv_bytes
 from kvtune.policies.checkpoint import model_shape
 from kvtune.profilers.load import runtime
+from kvtune.profilers.load.cache import reset_prefix_cache
+from kvtune.profilers.load.client import Watch
 from kvtune.profilers.measure import (
     LoadPlan,
     ask_text,
@@ -83,13 +86,14 @@ def run_trial(
     canary: bool,
     label: str = "trial",
     afterwards: AtServer | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Measurement, tuple[LoadRun, ...]]:
     """Measure a trial on a server of its own; the raw runs are returned beside the measurement.
 
     `canary` asks the long-prompt canary before the load. `label` names the log file. `afterwards`
     gets the server once it was measured, before it is stopped, and has the last word on the
-    measurement. What was measured is not lost to an interrupt: it is held until the caller has
-    written the outcome down.
+    measurement. `watch` may cut the first repeat, which ends the trial. What was measured is not
+    lost to an interrupt: it is held until the caller has written the outcome down.
 
     Raises:
         StoreError: the log cannot be written.
@@ -118,11 +122,14 @@ def run_trial(
         ) from error
     with server:
         bench.reporter.ready(server.start_s)
-        measurement, runs = _measure(trial, bench, requests, server, canary=canary, began=began)
+        measurement, runs = _measure(
+            trial, bench, requests, server, canary=canary, began=began, watch=watch
+        )
         bench.interrupts.hold()
-        if afterwards is not None and measurement.failure is None:
+        if afterwards is not None and measurement.status is Status.OK:
             measurement = afterwards(trial, server, measurement)
-    return measurement, runs
+        stopping = bench.clock()
+    return measurement.model_copy(update={"stop_s": bench.clock() - stopping}), runs
 
 
 def _measure(
@@ -133,8 +140,10 @@ def _measure(
     *,
     canary: bool,
     began: float,
+    watch: Watch | None,
 ) -> tuple[Measurement, tuple[LoadRun, ...]]:
     runs: list[LoadRun] = []
+    replays_s = 0.0
     answers: tuple[str, ...] | None = None
     outputs: OutputHealth | None = None
     try:
@@ -153,6 +162,9 @@ def _measure(
             )
             answers = tuple(answer.text for answer in report.answers)
         for repeat in range(trial.repeats):
+            if repeat:
+                runtime.run(reset_prefix_cache(server.endpoint))
+            replaying = bench.clock()
             run = runtime.run(
                 replay_workload(
                     server.endpoint,
@@ -163,21 +175,30 @@ def _measure(
                     on_progress=bench.reporter.load,
                     should_stop=server.failure,
                     keep_text=repeat == 0,
+                    watch=watch if repeat == 0 else None,
                 )
             )
+            replays_s += bench.clock() - replaying
             if repeat == 0:
                 outputs = outputs_of(run, requests, bench.plan, server)
                 run = without_text(run)
             failure = death(server, run) or request_failure(run)
+            if failure is None and not run.cut:
+                failure = contamination(run, requests, bench.plan, server.effective)
             if failure is not None:
                 return _failed(failure, bench, began, server), tuple(runs)
             runs.append(run)
+            if run.cut:
+                break
     except OSError as error:
         failure = death(server) or _silence(error)
         return _failed(failure, bench, began, server), tuple(runs)
     measurement = measurement_of(runs, bench.goal, server, wall_s=bench.clock() - began)
     shape = model_shape(bench.model)
-    known = {
+    load_s = sum(run.duration_s for run in runs)
+    known: dict[str, object] = {
+        "warmup_s": max(0.0, replays_s - load_s),
+        "load_s": load_s,
         "canary_answers": answers,
         "outputs": outputs,
         "kv_bytes_per_token_predicted": None
@@ -185,6 +206,12 @@ def _measure(
         else effective_kv_bytes(shape, trial.arguments, server.effective),
         "kv_bytes_per_token_observed": reported_kv_bytes(trial.arguments, server.effective),
     }
+    if cut := runs[0].cut:
+        sent = sent_requests(
+            requests, bench.plan, max_model_len_tokens=server.effective.max_model_len_tokens
+        )
+        share = len(runs[0].records) / len(sent)
+        known |= {"status": Status.CUT, "share": share, "cut": cut, "outputs": None}
     return measurement.model_copy(update=known), tuple(runs)
 
 
@@ -201,8 +228,9 @@ def outputs_of(
 
 def death(server: RunningServer, run: LoadRun | None = None) -> Failure | None:
     """What the server died of. One that cut connections may take a moment until it is gone."""
-    cut = run is None or not run.records or any(not record.ok for record in run.records)
-    until_s = time.monotonic() + (DYING_S if cut else 0.0)
+    is_silent = run is None or not (run.records or run.cut)
+    suspect = is_silent or (run is not None and any(not record.ok for record in run.records))
+    until_s = time.monotonic() + (DYING_S if suspect else 0.0)
     while (failure := server.failure()) is None and time.monotonic() < until_s:
         time.sleep(0.05)
     return failure
@@ -225,7 +253,7 @@ def salt_of(trial: Trial, repeat: int) -> int:
 
 def request_failure(run: LoadRun) -> Failure | None:
     """The failure that a replay's request errors amount to, if they do."""
-    if not run.records:
+    if not run.records and not run.cut:
         return Failure(
             failure=FailureClass.HANG_UNDER_LOAD,
             message="; ".join(run.warnings) or "the server answered no request of the warm-up",

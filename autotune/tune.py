@@ -19,7 +19,8 @@ from kvtune.autotune.baseline import (
 )
 from kvtune.autotune.conclude import conclude
 from kvtune.autotune.confirm import confirm, confirmed_before
-from kvtune.autotune.explore.kin import MOST, kin_of, starts, told
+from kvtune.autotune.early_stop import EarlyStop
+from kvtune.autotune.explore.kin import kin_of
 from kvtune.autotune.explore.loop import Exploration
 from kvtune.autotune.forecast.foresight import Foresight, foresight_of
 from kvtune.autotune.judging import judge_finalists
@@ -102,6 +103,8 @@ class Tuning:
                 reuse=not self.rules.remeasure,
             )
         self.so_far = SoFar(self.study.goal, self.ledger, self.budget, self.quality, self.clock)
+        if self.rules.early_stop:
+            self.ledger.watch = EarlyStop(self.so_far).watch
 
     @property
     def reporter(self) -> Reporter:
@@ -177,23 +180,18 @@ class Tuning:
         return context
 
     def _explore(self, context: Context) -> None:
-        search = Search(self.study.name, self.store.url, seed=self.rules.seed)
         exploration = Exploration(
             self.so_far,
             self.rules,
             self.tuning_set,
             context,
-            search,
+            Search(self.study.name, self.store.url, seed=self.rules.seed),
             self.foresight,
             self.keeper,
+            kin_of(self.study, self.store),
         )
         if levers := ", ".join(entry.knob.name for entry in exploration.lossless.knobs):
             self.keeper.step("rung", f"L1, lossless settings, tried together: {levers}")
-        space = exploration.widest if self.rules.explore_lossy else exploration.lossless
-        most = min(MOST, max((self.budget.trials - 1) // 2, 1))
-        early = starts(kin_of(self.study, self.store), space, context, most=most)
-        if new := [one for one in early if search.suggest_first(space, one.values)]:
-            self.keeper.note(told(new))
         exploration.run()
 
     def _confirmed(self, baseline: Entry) -> dict[int, Measurement]:

@@ -28,7 +28,7 @@ from kvtune.policies.base import Context
 from kvtune.policies.model_shape import ModelShape
 from kvtune.profilers.fingerprint import fingerprint
 from kvtune.profilers.goal import goal_violations, parse_goal, slo_key
-from kvtune.profilers.load.client import ClosedLoop
+from kvtune.profilers.load.client import TICK_S, ClosedLoop, Watch
 from kvtune.profilers.measure import LoadPlan
 from kvtune.profilers.metrics.base import measure
 from kvtune.profilers.synthetic import SyntheticSpec, make_requests
@@ -43,6 +43,7 @@ from kvtune.types import (
     Measurement,
     PolicyStack,
     Request,
+    RequestRecord,
     Status,
     Trial,
 )
@@ -309,14 +310,38 @@ class SurfaceRunner:
         canary: bool,
         label: str = "trial",
         afterwards: AtServer | None = None,
+        watch: Watch | None = None,
     ) -> tuple[Measurement, tuple[LoadRun, ...]]:
-        """Draw a measurement of the trial's point; there is no server that could be asked."""
+        """Draw a measurement of the trial's point; there is no server that could be asked.
+
+        `watch` sees its requests end as on a server, and what it spares is no time of the search.
+        """
         point = point_of(self.surface.axes, trial.stack.arguments)
-        outcomes = [
-            self.surface.measured(point, self.random, self.now_s) for _ in range(trial.repeats)
-        ]
-        self.now_s += sum(outcome.wall_s for outcome in outcomes)
+        outcomes = [self.surface.measured(point, self.random, self.now_s)]
+        whole = outcomes[0].run
+        if watch is not None and whole is not None:
+            run = watched(whole, watch)
+            if run.cut:
+                wall_s = outcomes[0].wall_s - whole.duration_s + run.duration_s
+                self.now_s += wall_s
+                found = Measurement(
+                    status=Status.CUT,
+                    metrics={
+                        name: (value,) for name, value in measure(run, self.surface.goal).items()
+                    },
+                    effective=self.surface.effective[point],
+                    requests_per_repeat=len(run.records),
+                    canary_answers=CANARY if canary else None,
+                    wall_s=wall_s,
+                    load_s=run.duration_s,
+                    share=len(run.records) / len(whole.records),
+                    cut=run.cut,
+                )
+                return found, (run,)
+        while len(outcomes) < trial.repeats:
+            outcomes.append(self.surface.measured(point, self.random, self.now_s))
         wall_s = sum(outcome.wall_s for outcome in outcomes)
+        self.now_s += wall_s
         if (failure := outcomes[0].failure) is not None:
             message = self.surface.truth.points[point].message
             failed = Failure(failure=failure, message=message)
@@ -329,5 +354,23 @@ class SurfaceRunner:
             requests_per_repeat=len(requests),
             canary_answers=CANARY if canary else None,
             wall_s=wall_s,
+            load_s=sum(one.run.duration_s for one in outcomes if one.run is not None),
         )
         return found, tuple(one.run for one in outcomes if one.run is not None)
+
+
+def watched(run: LoadRun, watch: Watch) -> LoadRun:
+    """A recorded run as far as `watch` lets it go, who is asked as often as by the load client."""
+    left = sorted(run.records, key=lambda record: record.end_s)
+    seen: list[RequestRecord] = []
+    ticks = 0
+    while left:
+        ticks += 1
+        now_s = ticks * TICK_S
+        while left and left[0].end_s <= now_s:
+            seen.append(left.pop(0))
+            watch.saw(seen[-1])
+        if left and (cut := watch.verdict(now_s)):
+            records = tuple(sorted(seen, key=lambda record: record.index))
+            return replace(run, records=records, duration_s=now_s, cut=cut)
+    return run

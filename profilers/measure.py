@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvtune.errors import BadInput
-from kvtune.profilers.load.client import ClosedLoop, KeptText, OpenLoop, replay
+from kvtune.profilers.load.client import ClosedLoop, KeptText, OpenLoop, Watch, replay
 from kvtune.profilers.load.progress import Progress
 from kvtune.profilers.load.request import PreparedRequest, prepare
 from kvtune.profilers.materialize import fits, materialize
@@ -120,10 +120,12 @@ async def replay_workload(
     on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], Failure | None] | None = None,
     keep_text: bool = False,
+    watch: Watch | None = None,
 ) -> LoadRun:
     """Send every request once, after a warm-up that is not recorded.
 
-    `keep_text` keeps the beginning of some answers, as many as `traffic` looks at.
+    `keep_text` keeps the beginning of some answers, as many as `traffic` looks at. `watch` may end
+    the run before all were sent.
 
     Raises:
         BadInput: no request is left that fits the model's context.
@@ -155,6 +157,7 @@ async def replay_workload(
         on_progress=on_progress,
         should_stop=should_stop,
         keep_text=KeptText(sample(sent), KEPT_MESSAGES) if keep_text else None,
+        watch=watch,
     )
     return replace(run, warnings=(*plan.warnings, *warnings, *run.warnings))
 

@@ -8,15 +8,14 @@ ones, so that later cells find most of it in the prefix cache and cost little mo
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from kvtune.profilers.load.cache import reset_prefix_cache
 from kvtune.profilers.load.client import ClosedLoop, replay
-from kvtune.profilers.load.http import HttpPool
 from kvtune.profilers.load.progress import Progress
 from kvtune.profilers.load.request import PreparedRequest, prepare
 from kvtune.profilers.materialize import materialize
@@ -49,7 +48,6 @@ ONCE_S = 3600.0
 _FINISHED = "vllm:request_success_total"
 _REQUESTS = "vllm:num_requests"
 _PREEMPTED = "vllm:num_preemptions_total"
-_RESET_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +167,7 @@ class _Probe:
             return  # nobody is there any more
         if is_idle is False:
             self.notes.append("the server still works on requests after the probe")
-        if resets_cache and not await self._reset():
+        if resets_cache and not await reset_prefix_cache(self.endpoint):
             self.notes.append("the prefix cache could not be reset: blocks of the probe age out")
         elif is_cached and not resets_cache:
             self.notes.append(
@@ -267,47 +265,6 @@ class _Probe:
                     return False
                 await asyncio.sleep(IDLE_POLL_S)
         return None
-
-    async def _reset(self) -> bool:
-        """Empty the prefix cache; refused for as long as a block is held."""
-        pool = HttpPool.to_api(self.endpoint)
-        try:
-            for _ in range(_RESET_TRIES):
-                answer = _Answer()
-                await pool.exchange(pool.post_json("/reset_prefix_cache", b""), answer)
-                if answer.status != 200 or answer.succeeded:
-                    return answer.status == 200
-                await asyncio.sleep(IDLE_POLL_S)
-        finally:
-            await pool.close()
-        return False
-
-
-class _Answer:
-    """Receives a short JSON answer; a `Receiver` of `http`."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self._content = b""
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether it says so; older servers answer with nothing when they did."""
-        try:
-            return bool(json.loads(self._content or b"{}").get("success", True))
-        except (ValueError, AttributeError):
-            return False
-
-    def sent(self, now_s: float) -> None: ...
-
-    def head(self, status: int) -> None:
-        self.status = status
-
-    def body(self, data: bytes, now_s: float) -> None:
-        self._content += data
-
-    def end(self, error: str | None, now_s: float) -> None:
-        self.status = self.status if error is None else 0
 
 
 def _prompts(plan: ProbePlan, vocab_size: int, salt: int) -> list[tuple[int, ...]]:

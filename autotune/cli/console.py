@@ -115,7 +115,9 @@ class TerminalReporter:
         else:
             failure = measurement.failure
             why = f"{failure.failure}: {failure.message}" if failure else str(measurement.status)
-            self._line(f"  [red]{name}[/red]: {escape(why)}{again}")
+            colour = "yellow" if measurement.status is Status.CUT else "red"
+            said = escape(measurement.cut or why)
+            self._line(f"  [{colour}]{name}[/{colour}]: {said}{again}")
 
     def _line(self, text: str) -> None:
         stderr.print(f"[dim]{self._elapsed()}[/dim] {text}", soft_wrap=True)

@@ -161,6 +161,13 @@ KvMemory = Annotated[
     str | None,
     typer.Option("--kv-memory", help="Memory for the KV cache, such as 64MiB or 8GiB."),
 ]
+NoEarlyStop = Annotated[
+    bool,
+    typer.Option(
+        "--no-early-stop",
+        help="Measure every trial to its end, also where it is clearly behind the best so far.",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the sampler and of made-up prompts.")]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

@@ -134,6 +134,7 @@ def search(
             help="Measure again what another study knows and what failed in this one.",
         ),
     ] = False,
+    no_early_stop: options.NoEarlyStop = False,
     seed: options.Seed = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be searched, and stop.")
@@ -275,6 +276,7 @@ def search(
                     seed=seed,
                     remeasure=remeasure,
                     quality=asked,
+                    early_stop=not no_early_stop,
                 ),
             )
             decision = tuning.run()

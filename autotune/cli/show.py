@@ -133,6 +133,8 @@ def _show_trial(history: Store, trial: TrialRow, *, json: bool) -> None:
             stdout.print(f"fix: {escape(failure.fix)}", soft_wrap=True)
         if failure.log_excerpt:
             stdout.print(failure.log_excerpt, markup=False, soft_wrap=True)
+    if measurement.cut:
+        stdout.print(f"[yellow]{escape(measurement.cut)}[/yellow]; until then:", soft_wrap=True)
     for key, values in sorted(measurement.metrics.items()):
         stdout.print(f"  {key}: {', '.join(amount(value) for value in values)}")
     if measurement.outputs is not None:

@@ -23,7 +23,9 @@ UNDER_LOAD = frozenset(
 )
 """Failures of servers that had started."""
 
-NOT_OF_THE_POINT = frozenset({FailureClass.PORT_TAKEN, FailureClass.ENGINE_MISSING})
+NOT_OF_THE_POINT = frozenset(
+    {FailureClass.PORT_TAKEN, FailureClass.ENGINE_MISSING, FailureClass.CONTAMINATED}
+)
 """Failures that say nothing about the arguments."""
 
 LENGTH_AT = 1

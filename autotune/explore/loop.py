@@ -6,13 +6,14 @@ or when the user asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
 from kvtune.autotune.decide import mean_metrics, objective_values
 from kvtune.autotune.explore.attributes import attributes_of, attributes_unmeasured
+from kvtune.autotune.explore.kin import MOST, Kin, starts, told
 from kvtune.autotune.explore.unlock import unlock_reason
 from kvtune.autotune.forecast.foresight import Foresight
 from kvtune.autotune.guesses import first_guesses
@@ -27,7 +28,7 @@ from kvtune.autotune.standing import is_met_without_harm
 from kvtune.policies.base import Context
 from kvtune.policies.stack import describe
 from kvtune.profilers.goal import goal_violations
-from kvtune.types import Harm, PolicyStack
+from kvtune.types import Harm, PolicyStack, Status
 
 LOSSLESS_SHARE = 0.6
 """Share of the budget after which a goal that lossless levers miss unlocks the next rung."""
@@ -40,7 +41,8 @@ SAMPLER_TRIES = 10
 class Exploration:
     """The trials of one search, after the baseline; `run` is the whole of it.
 
-    `context` is what is known once the baseline was measured. Trials replay `requests`.
+    `context` is what is known once the baseline was measured. Trials replay `requests`. What `kin`
+    found best is tried early.
     """
 
     so_far: SoFar
@@ -50,6 +52,7 @@ class Exploration:
     search: Search
     foresight: Foresight
     reporter: Reporter
+    kin: Sequence[Kin] = ()
     lossless: SearchSpace = field(init=False)
     widest: SearchSpace = field(init=False)
     noted: set[str] = field(init=False, default_factory=set)
@@ -88,12 +91,20 @@ class Exploration:
         """Queue what is tried first, and judge what an earlier search left unjudged."""
         self.search.recover()
         self.search.suggest_first(self.lossless, self.lossless.defaults)
+        self._start_from_kin(self.widest if self.rules.explore_lossy else self.lossless)
         if self.context.verdict is not None:
             for values in first_guesses(self.lossless, self.context.verdict.bottleneck):
                 self.search.suggest_first(self.lossless, values)
         if quality := self.so_far.judging:
             so_far = self.so_far
             judge_earlier(so_far.points, quality, so_far.budget, so_far.left_s, self.reporter)
+
+    def _start_from_kin(self, space: SearchSpace) -> None:
+        """Queue the best points of earlier studies, in at most half of the trials that are left."""
+        left = self.so_far.budget.trials - len(self.so_far.points)
+        early = starts(self.kin, space, self.context, most=min(MOST, max(left // 2, 1)))
+        if new := [one for one in early if self.search.suggest_first(space, one.values)]:
+            self.reporter.note(told(new))
 
     def _affords_another(self) -> bool:
         tried = len(self.so_far.points)
@@ -194,6 +205,9 @@ class Exploration:
         self.search.describe(proposal, attributes_of(entry))
         number = self.so_far.twins.get(entry.trial.number, entry.trial.number)
         (found,) = [e.measurement for e in self.so_far.distinct if e.trial.number == number]
+        if found.status is Status.CUT and (seen := found.metrics.get(goal.objective_metric)):
+            self.search.tell_cut(proposal, seen[0], found.share)
+            return
         values = objective_values(goal, found)
         if not values or self.so_far.gates.objection(entry):
             self.search.tell_failed(proposal)
@@ -224,6 +238,7 @@ class Exploration:
                 is_exhausted=is_exhausted,
             )
             self.reporter.step("unlock", says)
+            self._start_from_kin(self.widest)
 
     def _note_once(self, reason: str, about: str = "") -> None:
         if reason not in self.noted:

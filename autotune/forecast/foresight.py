@@ -24,6 +24,7 @@ from kvtune.types import (
     Measurement,
     PolicyStack,
     Request,
+    Status,
     StepTimeModel,
     Trial,
     fingerprint_of,
@@ -108,7 +109,7 @@ class Foresight:
 
     def measured(self, trial: Trial, found: Measurement) -> None:
         """Note what a trial gave beside the baseline of its study."""
-        if self._baseline is None:
+        if self._baseline is None or found.status is not Status.OK:
             return
         before, after = _figures(self._baseline), _figures(found)
         pairs = {name: (after[name], before[name]) for name in before if name in after}

@@ -37,6 +37,7 @@ from kvtune.types import (
     Harm,
     Measurement,
     QualityReport,
+    Status,
     Trial,
     Workload,
 )
@@ -116,7 +117,7 @@ class TrialQuality:
         trial, asking = entry.trial, self._asking
         size = self.rules.size if final else Size.SCREEN
         known = asking.of(trial.number, size)
-        if trial.stack.harm is Harm.LOSSLESS or entry.measurement.failure is not None:
+        if trial.stack.harm is Harm.LOSSLESS or entry.measurement.status is not Status.OK:
             return
         if not known.is_open or self.refusal() is not None:
             return

@@ -134,6 +134,8 @@ def _headline(view: StudyView) -> KeyFigures:
         figures.append(_verdict_figure(view.profile.profile.verdict))
     failed = sum(point.standing is Standing.FAILED for point in view.points)
     note = f"{failed} failed" if failed else "none failed"
+    if cut := sum(point.standing is Standing.CUT for point in view.points):
+        note += f", {cut} given up early"
     if view.rounds:
         most = max(each.number for each in view.rounds)
         note += f"; then {most} round{'' if most == 1 else 's'} of confirmation"

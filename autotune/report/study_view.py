@@ -49,6 +49,7 @@ class Standing(StrEnum):
     UNPROVED = "meets the goal, answers not proved"
     MISSED = "misses the goal"
     OUT = "may not be shipped"
+    CUT = "given up early"
     FAILED = "failed"
     STOPPED = "was stopped"
     RUNNING = "is being measured, or its search was killed"
@@ -279,6 +280,8 @@ def _point(
     if found.failure is not None:
         why = f"{found.failure.failure}: {found.failure.message}"
         return Point(row, settings, Standing.FAILED, None, why)
+    if found.cut:
+        return Point(row, settings, Standing.CUT, None, found.cut)
     values = objective_values(study.goal, found)
     if not values:
         is_stopped = found.status is Status.STOPPED

@@ -56,9 +56,10 @@ class Bottleneck(StrEnum):
 
 
 class Status(StrEnum):
-    """How a trial ended."""
+    """How a trial ended; `CUT` is one that was given up while its load ran, as hopeless."""
 
     OK = "ok"
+    CUT = "cut"
     INFEASIBLE = "infeasible"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -78,6 +79,7 @@ class FailureClass(StrEnum):
     WRONG_MODEL = "wrong-model"
     BROKEN_OUTPUT = "broken-output"
     REQUEST_ERRORS = "request-errors"
+    CONTAMINATED = "contaminated"
     ENGINE_MISSING = "engine-missing"
     UNKNOWN = "unknown"
 

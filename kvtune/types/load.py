@@ -46,7 +46,8 @@ class LoadRun:
     `counters` are deltas over the run keyed by Prometheus series; `gauges` are samples taken during
     it, keyed the same way, as (seconds since start, value). Both are of `counted_s` seconds only
     where the server restarted or went away meanwhile; `lost` then says what happened, if it was
-    gone at the end. `gpus` are the visible ones of this machine, wherever the server is.
+    gone at the end. `gpus` are the visible ones of this machine, wherever the server is. `cut` says
+    why it was ended before all requests had; those in flight then have no record.
     """
 
     records: tuple[RequestRecord, ...]
@@ -58,6 +59,7 @@ class LoadRun:
     counted_s: float | None = None
     lost: str = ""
     gpus: tuple[GpuUse, ...] = ()
+    cut: str = ""
 
 
 AnswerFault = Literal["empty", "unreadable", "looping", "off-script"]
@@ -102,8 +104,14 @@ class Measurement(Stored):
     """The outcome of a trial. `metrics` maps a metric name to one value per repeat.
 
     `canary_answers` are the texts that the long-prompt canary got, where it was asked. `outputs`
-    says what the answers of the first repeat looked like. `asked_s` of `wall_s` went into the
-    questions of quality suites.
+    says what the answers of the first repeat looked like.
+
+    `wall_s` goes from the launch to the last figure, or to the failure. Parts of it are `start_s`,
+    `warmup_s` and `load_s` (all repeats together), and `asked_s`, which went into the questions of
+    quality suites; `stop_s` comes on top of it. A part is `None` where it was not reached or kept.
+
+    With the status `CUT`, `metrics` are those of the `share` of the requests that had ended, and
+    `cut` says in words why it was given up.
     """
 
     status: Status
@@ -116,7 +124,12 @@ class Measurement(Stored):
     requests_per_repeat: int = 0
     start_s: float | None = None
     wall_s: float | None = None
+    warmup_s: float | None = None
+    load_s: float | None = None
+    stop_s: float | None = None
     asked_s: float = 0.0
+    share: float = 1.0
+    cut: str = ""
     canary_answers: tuple[str, ...] | None = None
     outputs: OutputHealth | None = None
     kv_bytes_per_token_predicted: int | None = None

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from kvtune.kernels.nvml import GpuSampler, gpu_uses
 from kvtune.profilers.follow import Follower, Seen
@@ -23,13 +24,26 @@ from kvtune.profilers.load.summary import run_warnings
 from kvtune.profilers.scrape import Scraper
 from kvtune.types import Endpoint, Failure, LoadRun, RequestRecord
 
-__all__ = ["ClosedLoop", "KeptText", "OpenLoop", "Progress", "replay"]
+__all__ = ["ClosedLoop", "KeptText", "OpenLoop", "Progress", "Watch", "replay"]
 
 TICK_S = 0.25
 _WARMUP_CONCURRENCY = 8
 
 ShouldStop = Callable[[], Failure | None]
 OnProgress = Callable[[Progress], None]
+
+
+class Watch(Protocol):
+    """Follows a run and may end it; both methods are called while it is timed, so they are quick.
+
+    What is in flight when it ends is dropped: it neither completed nor failed, and has no record.
+    """
+
+    def saw(self, record: RequestRecord) -> None:
+        """A request ended, in the order in which they do."""
+
+    def verdict(self, elapsed_s: float) -> str | None:
+        """Asked four times a second: why the run is to be ended, or `None`."""
 
 
 async def replay(
@@ -44,6 +58,7 @@ async def replay(
     should_stop: ShouldStop | None = None,
     scrape_interval_s: float | None = 1.0,
     keep_text: KeptText | None = None,
+    watch: Watch | None = None,
 ) -> LoadRun:
     """Send `requests` to `endpoint` as `arrivals` says and record every token.
 
@@ -53,7 +68,8 @@ async def replay(
     in flight end with the error `stopped: ...` and the rest is not sent. The same happens, with
     `stalled: ...`, when requests are in flight and the server sends no byte on any connection for
     `stall_timeout_s`. A request not complete after `request_timeout_s` ends with `timeout: ...`.
-    The answers that `keep_text` names have their text in the record.
+    The answers that `keep_text` names have their text in the record. `watch` may end the run while
+    nothing is wrong with the server.
 
     Failed requests are records with an error, never an exception. Cancelling closes all
     connections, so that the server drops what it was working on.
@@ -77,7 +93,7 @@ async def replay(
                 if warmed.stop_reason is not None:
                     return LoadRun((), 0.0, 0.0, {}, {}, tuple(warnings))
             is_followed = scrape_interval_s is not None and await follower.read()
-            measured = _Replay(pool, requests, *limits, on_progress, keep_text)
+            measured = _Replay(pool, requests, *limits, on_progress, keep_text, watch)
             with quiet_collector(), GpuSampler() as sampled:
                 cpu_before_s = time.process_time()
                 start_s = time.perf_counter()
@@ -92,7 +108,7 @@ async def replay(
                     if sampler is not None:
                         sampler.cancel()
                 cpu_s = time.process_time() - cpu_before_s
-            stopped = measured.stop_reason is not None
+            stopped = measured.stop_reason is not None and not measured.is_cut
             if sampler is not None:
                 await asyncio.wait((sampler,))
                 if not stopped:
@@ -104,7 +120,8 @@ async def replay(
         await pool.close()
     records = measured.records()
     warnings += measured.warnings(records, arrivals)
-    run = LoadRun(records, measured.duration_s, cpu_s, {}, {}, tuple(warnings))
+    cut = measured.stop_reason if measured.is_cut else None
+    run = LoadRun(records, measured.duration_s, cpu_s, {}, {}, tuple(warnings), cut=cut or "")
     if seen is None:
         return run
     # The first reading is from before the start, and may be the only one.
@@ -132,6 +149,7 @@ class _Replay:
         should_stop: ShouldStop | None,
         on_progress: OnProgress | None = None,
         keep_text: KeptText | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._pool = pool
         self._requests = requests
@@ -140,6 +158,7 @@ class _Replay:
         self._should_stop = should_stop
         self._on_progress = on_progress
         self._keep_text = keep_text
+        self._watch = watch
         self._start_s = 0.0
         self._answers: dict[int, tuple[Answer, float]] = {}
         self._active: dict[int, Answer] = {}
@@ -147,6 +166,7 @@ class _Replay:
         self._failed = 0
         self.duration_s = 0.0
         self.stop_reason: str | None = None
+        self.is_cut = False
 
     async def run(self, arrivals: OpenLoop | ClosedLoop) -> None:
         """Send everything, or as much as can be before the run has to stop."""
@@ -170,14 +190,15 @@ class _Replay:
 
     def records(self) -> tuple[RequestRecord, ...]:
         """Return a record of every request that was sent, in the order of the workload."""
-        return tuple(
-            answer.record(
-                self._requests[index],
-                index=index,
-                scheduled_s=scheduled_s - self._start_s,
-                start_s=self._start_s,
-            )
-            for index, (answer, scheduled_s) in sorted(self._answers.items())
+        return tuple(self._record(index) for index in sorted(self._answers))
+
+    def _record(self, index: int) -> RequestRecord:
+        answer, scheduled_s = self._answers[index]
+        return answer.record(
+            self._requests[index],
+            index=index,
+            scheduled_s=scheduled_s - self._start_s,
+            start_s=self._start_s,
         )
 
     def warnings(
@@ -190,7 +211,7 @@ class _Replay:
             without_usage=sum(a.error is None and a.output_tokens is None for a in answers),
             keeps_schedule=isinstance(arrivals, OpenLoop) and arrivals.max_concurrency is None,
         )
-        if self.stop_reason is not None:
+        if self.stop_reason is not None and not self.is_cut:
             unsent = len(self._requests) - len(answers)
             found.append(f"{self.stop_reason}; {unsent} of {len(self._requests)} were not sent")
         return found
@@ -215,13 +236,18 @@ class _Replay:
         await self._pool.exchange(self._pool.post_json(request.path, request.body), answer)
         if self._active.pop(index, None) is not None:
             self._count(answer)
+            if self._watch is not None:
+                self._watch.saw(self._record(index))
 
     def _end_active(self) -> None:
         """End what is in flight with the reason of the stop; its sending is cancelled next."""
         now_s = time.perf_counter()
-        for answer in self._active.values():
-            answer.end(self.stop_reason, now_s)
-            self._count(answer)
+        for index, answer in self._active.items():
+            if self.is_cut:
+                del self._answers[index]
+            else:
+                answer.end(self.stop_reason, now_s)
+                self._count(answer)
         self._active.clear()
 
     def _count(self, answer: Answer) -> None:
@@ -247,6 +273,9 @@ class _Replay:
                 self._pool.abort(
                     answer, f"timeout: not complete after {self._request_timeout_s:g} s"
                 )
+        if self._watch is not None:
+            self.stop_reason = self._watch.verdict(now_s - self._start_s)
+            self.is_cut = self.stop_reason is not None
         self._report(now_s)
 
     def _report(self, now_s: float) -> None:

@@ -1,6 +1,7 @@
 """What the rest of a search will take, and who is confirmed in the time that is left."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -44,6 +45,12 @@ def test_a_trial_takes_what_trials_took_without_their_questions():
     assert trial_s(POINTS) == 12.0
     assert trial_s([]) == 0.0
     assert trial_s([entry(0, None)]) == 0.0
+
+
+def test_what_was_given_up_early_does_not_say_what_a_whole_trial_takes():
+    cut = entry(3, 1.0)
+    seen = cut.measurement.model_copy(update={"status": Status.CUT, "share": 0.3})
+    assert trial_s([*POINTS, replace(cut, measurement=seen)]) == 12.0
 
 
 def test_a_trial_more_means_the_confirmation_afterwards():

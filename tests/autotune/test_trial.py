@@ -10,6 +10,8 @@ import pytest
 from contracts.decoding import Sequence, decode
 from contracts.landscape import GOAL, Recorder, requests
 
+from kvtune.autotune.decide import meets_goal, objective_values
+from kvtune.autotune.fidelity import Race, pace_of
 from kvtune.autotune.trial import (
     Bench,
     check_model,
@@ -84,6 +86,7 @@ def measured(engine, tmp_path, monkeypatch):
         start_timeout_s=20,
         model="org/model",
         afterwards=None,
+        watch=None,
         **options,
     ):
         bench = Bench(
@@ -104,6 +107,7 @@ def measured(engine, tmp_path, monkeypatch):
             load or requests(8),
             canary=canary,
             afterwards=afterwards,
+            watch=watch,
         )
 
     return run
@@ -288,6 +292,81 @@ def test_a_server_can_be_looked_at_once_it_was_measured(measured):
     assert measurement.asked_s == 7.0, "who looked has the last word"
     measured(afterwards=look, simulate_crash_after_requests=3)
     assert len(seen) == 1, "there is nothing to look at after a crash"
+
+
+class Cutter:
+    """Ends a run once `count` requests of it ended."""
+
+    def __init__(self, count):
+        self.count = count
+        self.seen = 0
+
+    def saw(self, record):
+        self.seen += 1
+
+    def verdict(self, elapsed_s):
+        return "cut, as it is hopeless" if self.seen >= self.count else None
+
+
+def test_a_first_repeat_that_is_cut_ends_the_trial_and_fails_nothing(measured, engine):
+    looked = []
+    cut, runs = measured(
+        load=[Request(input_tokens=16, output_tokens=2)] * 4
+        + [Request(input_tokens=16, output_tokens=1500)] * 4,
+        plan=LoadPlan(ClosedLoop(1), warmup_requests=0),
+        repeats=3,
+        simulate_time_scale=1.0,
+        watch=Cutter(4),
+        afterwards=lambda *args: looked.append(args),
+    )
+    assert cut.status is Status.CUT
+    assert cut.failure is None
+    assert cut.cut == "cut, as it is hopeless"
+    assert cut.share == 0.5
+    assert cut.requests_per_repeat == 4
+    assert len(runs) == 1
+    assert [record.ok for record in runs[0].records] == [True] * 4
+    assert {len(values) for values in cut.metrics.values()} == {1}
+    assert objective_values(GOAL, cut) == ()
+    assert not meets_goal(GOAL, cut)
+    assert looked == [], "nothing is asked of a server whose trial cannot win"
+
+
+def test_a_server_that_is_far_slower_than_the_best_is_cut(measured):
+    plan = LoadPlan(ClosedLoop(4), warmup_requests=0)
+    load = [Request(input_tokens=16, output_tokens=64)] * 40
+    _, (best,) = measured(load=load, plan=plan)
+    pace = pace_of(3, [best.records], GOAL)
+    slow, _ = measured(load=load, plan=plan, simulate_time_scale=1.0, watch=Race(pace, GOAL))
+    assert slow.status is Status.CUT
+    assert slow.share < 1
+    assert "of its requests: at most 0." in slow.cut
+    assert slow.cut.endswith("x of trial 3")
+
+
+def test_the_seconds_of_a_trial_are_kept_by_what_they_went_into(measured):
+    found, runs = measured(repeats=2)
+    assert found.load_s == pytest.approx(sum(run.duration_s for run in runs))
+    assert found.warmup_s > 0
+    assert found.stop_s > 0
+    assert found.start_s + found.warmup_s + found.load_s <= found.wall_s
+
+
+def test_hits_that_no_request_of_a_run_made_possible_are_a_failure(measured, monkeypatch):
+    monkeypatch.setattr("kvtune.autotune.trial.salt_of", lambda trial, repeat: 7)
+
+    async def refused(endpoint):
+        return False
+
+    load = [Request(input_tokens=512, output_tokens=2) for _ in range(4)]
+    fine, _ = measured(load=load, repeats=2)
+    assert fine.status is Status.OK, "between repeats the cache is emptied"
+    monkeypatch.setattr("kvtune.autotune.trial.reset_prefix_cache", refused)
+    found, runs = measured(load=load, repeats=2)
+    assert found.failure.failure is FailureClass.CONTAMINATED
+    assert "of the prompt tokens beyond all that the requests share" in found.failure.message
+    assert found.metrics == {}
+    assert len(runs) == 1
 
 
 def test_a_workload_of_which_nothing_fits_the_context_is_bad_input(measured):

@@ -164,3 +164,39 @@ def test_the_load_is_the_recorded_one(surface):
     header = surface.recording.header
     assert len(requests_of(header)) == header.load["requests"]
     assert plan_of(header).key() == header.plan
+
+
+class Cutter:
+    """Ends a run once `count` requests of it ended."""
+
+    def __init__(self, count):
+        self.count = count
+        self.ended_s = []
+
+    def saw(self, record):
+        self.ended_s.append(record.end_s)
+
+    def verdict(self, elapsed_s):
+        return "hopeless" if len(self.ended_s) >= self.count else None
+
+
+def test_a_trial_that_is_cut_takes_the_search_no_longer_than_that(surface):
+    def measured(watch):
+        runner = SurfaceRunner(surface, Random(0))
+        stack = PolicyStack()
+        trial = Trial(number=0, stack=stack, base_arguments={}, repeats=1, seed=1)
+        found, (run,) = runner(trial, None, (), canary=False, watch=watch)
+        return runner.now_s, found, run
+
+    whole_s, whole, run = measured(None)
+    watch = Cutter(10)
+    cut_s, cut, seen = measured(watch)
+    assert cut.status is Status.CUT
+    assert cut.cut == "hopeless"
+    assert cut.share == len(seen.records) / len(run.records) < 1
+    assert len(seen.records) >= 10
+    assert watch.ended_s == sorted(watch.ended_s)
+    # The load client asks four times a second.
+    assert 0 <= cut.load_s - watch.ended_s[-1] < 0.25
+    assert whole_s - cut_s == pytest.approx(whole.load_s - cut.load_s)
+    assert measured(Cutter(10_000))[1] == whole

@@ -100,7 +100,7 @@ class Landscape:
     def clock(self):
         return self.now_s
 
-    def run_trial(self, trial, bench, requests, *, canary, label, afterwards):
+    def run_trial(self, trial, bench, requests, *, canary, label, afterwards, watch=None):
         if len(self.asked) == self.interrupt_at:
             raise KeyboardInterrupt
         self.asked.append(

@@ -124,6 +124,39 @@ def test_should_stop_ends_the_run_at_once(http):
     assert 0.2 < asked[1] - asked[0] < 1
 
 
+class Cutter:
+    """Ends a run once `count` requests of it ended."""
+
+    def __init__(self, count):
+        self.count = count
+        self.seen = []
+
+    def saw(self, record):
+        self.seen.append(record)
+
+    def verdict(self, elapsed_s):
+        return "hopeless" if len(self.seen) >= self.count else None
+
+
+def test_a_run_that_is_cut_keeps_what_ended_and_drops_what_is_in_flight(http):
+    async def two_then_hang(exchange):
+        await (http.three_tokens if len(cutter.seen) < 2 else one_token_then_hang)(exchange)
+
+    cutter = Cutter(2)
+    run, _ = http.run_replay(two_then_hang, http.requests(9), ClosedLoop(1), watch=cutter)
+    assert run.cut == "hopeless"
+    assert [record.index for record in run.records] == [0, 1]
+    assert all(record.ok for record in run.records)
+    assert run.records == tuple(cutter.seen)
+    assert run.warnings == ()
+    assert run.counted_s is None, "the server is fine: it was read at the end too"
+
+
+def test_a_run_that_nobody_cuts_is_whole(http):
+    run, _ = http.run_replay(http.three_tokens, http.requests(3), ClosedLoop(1), watch=Cutter(4))
+    assert (len(run.records), run.cut) == (3, "")
+
+
 def test_should_stop_also_ends_a_wait_for_the_next_arrival(http):
     requests = http.requests(2, arrivals_s=[0.0, 3600.0])
     run, _ = http.run_replay(http.three_tokens, requests, OpenLoop(), should_stop=lambda: DEAD)

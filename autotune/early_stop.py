@@ -1,0 +1,61 @@
+"""Which trials of a search race the best one so far, and which are measured to their end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+
+from kvtune.autotune.decide import meets_goal, objective_values
+from kvtune.autotune.fidelity import Race, pace_of
+from kvtune.autotune.ledger import RUNG_LOSSLESS, RUNG_NEAR_LOSSLESS, Entry
+from kvtune.autotune.so_far import SoFar
+from kvtune.autotune.standing import rejected
+from kvtune.types import Harm, Status, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStop:
+    """Says who follows the load of a trial and may cut it."""
+
+    so_far: SoFar
+
+    def watch(self, trial: Trial, rung: int) -> Race | None:
+        """The race of a trial on a rung; `None` if it is to run to its end.
+
+        That is so for the baseline, for confirmations, for the first trial of all that may change
+        answers, and as long as nothing meets the goal: which trial is closest to it only whole runs
+        tell.
+        """
+        if rung not in (RUNG_LOSSLESS, RUNG_NEAR_LOSSLESS):
+            return None
+        if rung == RUNG_NEAR_LOSSLESS and not any(
+            entry.rung == rung and entry.measurement.status is Status.OK
+            for entry in self.so_far.points
+        ):
+            return None
+        best = self._best(trial.stack.harm)
+        if best is None:
+            return None
+        goal, number = self.so_far.goal, best.trial.number
+        pace = pace_of(number, self.so_far.ledger.records(number), goal)
+        return None if pace is None else Race(pace, goal)
+
+    def _best(self, harm: Harm) -> Entry | None:
+        """The best that meets the goal and may be shipped, among those that harm no more.
+
+        What harms more may turn out to harm too much, and a trial must not be lost to that.
+        """
+        goal, points = self.so_far.goal, self.so_far.distinct
+        out = rejected(points, self.so_far.gates)
+        order = list(Harm)
+        able = [
+            entry
+            for entry in points
+            if meets_goal(goal, entry.measurement)
+            and objective_values(goal, entry.measurement)
+            and entry.trial.number not in out
+            and order.index(entry.trial.stack.harm) <= order.index(harm)
+        ]
+        return max(
+            able, key=lambda one: fmean(objective_values(goal, one.measurement)), default=None
+        )
