@@ -211,6 +211,23 @@ def test_harm_of_kin_waits_until_it_may_be_tried(search, landscape):
     assert "kv-cache-dtype fp8" in note
 
 
+def test_harm_of_kin_is_tried_first_once_it_is_unlocked(search, landscape):
+    """Only 8-bit formats meet the goal; e5m2 is the one that served best before."""
+    landscape.ttft_s = lambda arguments: 0.5 if "kv-cache-dtype" in arguments else 2.0
+    landscape.goodput = lambda arguments: 10.0 if arguments == best else 1.0
+    best = {**ONLY_BLOCK_SIZE, "block-size": 64, "kv-cache-dtype": "fp8_e5m2"}
+    wide = {"max_harm": Harm.NEAR_LOSSLESS, "budget": Budget(trials=12)}
+    search(name="first", **wide).run()
+    before = len(landscape.points)
+    second = search(name="second", seed=5, **{**wide, "budget": Budget(trials=10)})
+    second.run()
+    points = landscape.points[before:]
+    first_harmful = next(one for one in points if "kv-cache-dtype" in one)
+    assert first_harmful == best
+    (note,) = noted(second)
+    assert "kv-cache-dtype fp8_e5m2" in note
+
+
 # --- on simulated servers -------------------------------------------------------------------------
 
 
