@@ -23,7 +23,7 @@ def attributes_of(entry: Entry) -> Mapping[str, JsonValue]:
         "rung": f"L{entry.rung}",
         "seconds": found.wall_s,
         "outcome": found.status if found.failure is None else found.failure.failure,
-        "why": "" if found.failure is None else found.failure.message,
+        "why": found.cut if found.failure is None else found.failure.message,
     }
 
 

@@ -60,6 +60,14 @@ def test_nobody_watches_where_that_is_not_wanted(landscape, tuning_on):
     assert all(entry.measurement.status is Status.OK for entry in made.ledger.entries)
 
 
+def test_whether_trials_may_be_cut_is_no_part_of_what_a_measurement_is(landscape, tuning_on):
+    made, _ = searched(tuning_on, max_harm=Harm.LOSSLESS)
+    keys = {row.number: row.key for row in made.store.trials(made.study)}
+    other, _ = searched(tuning_on, max_harm=Harm.LOSSLESS, early_stop=False, remeasure=True)
+    assert other.study.name == made.study.name
+    assert {row.number: row.key for row in made.store.trials(made.study)} == keys
+
+
 def test_a_cut_trial_has_no_value_and_its_reason_is_said(landscape, tuning_on):
     made, decision = searched(tuning_on, max_harm=Harm.LOSSLESS)
     (cut,) = [e for e in made.ledger.entries if e.measurement.status is Status.CUT]

@@ -16,6 +16,7 @@ SEARCH = (
     *("search", "--engine", "simulated", "--model", "org/tiny", "--concurrency", "16"),
     *("--kv-memory", "64MiB", "--max-harm", "lossless", *GOALS),
     *("--budget", "4", "--finalists", "1", "--confirm-rounds", "2", "--no-probe"),
+    "--no-early-stop",  # What each trial gives is looked at.
     "--engine-args",
     # Block sizes are all that is left to search.
     "--max-model-len 2048 --simulate-time-scale 0.05 --enable-prefix-caching "

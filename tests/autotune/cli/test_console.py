@@ -39,6 +39,13 @@ def reporter(monkeypatch):
     return make
 
 
+def test_a_trial_that_is_given_up_early_is_one_line(reporter):
+    said = "cut after 45% of its requests: at most 0.71x of trial 1"
+    quiet = reporter(False)
+    quiet.trial(TRIAL, Measurement(status=Status.CUT, share=0.45, cut=said), reused=False)
+    assert quiet.said().splitlines() == [f"00:00   trial 3: {said}"]
+
+
 def test_a_pipe_gets_a_line_only_every_few_seconds(reporter, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])

@@ -11,6 +11,7 @@ from kvtune.store.rows import QualityReportRow, StudyRow, TrialRow
 from kvtune.types import (
     Decision,
     NegativeSample,
+    Status,
 )
 
 
@@ -104,6 +105,20 @@ def test_figures_that_are_no_number_are_null_for_programs(command, kvtune):
     assert strictly(kvtune(command, study.name, "--json").out)
     shown = strictly(kvtune("show", f"{study.name}/0", "--json").out)
     assert shown["measurement"]["metrics"]["ttft_p95_s"] == [None, 1.0, None]
+
+
+def test_a_trial_that_was_given_up_early_says_so_before_its_figures(kvtune):
+    said = "cut after 45% of its requests: at most 0.71x of trial 1"
+    with open_store() as history:
+        study = a_study(history)
+        measure(
+            history,
+            study,
+            a_trial(),
+            ok().model_copy(update={"status": Status.CUT, "share": 0.45, "cut": said}),
+        )
+    shown = kvtune("show", f"{study.name}/0").out
+    assert shown.index(f"{said}; until then:") < shown.index("goodput_requests_per_s")
 
 
 def test_the_start_of_a_name_is_enough(after_search, kvtune):

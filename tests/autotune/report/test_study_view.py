@@ -44,6 +44,15 @@ def test_each_trial_stands_as_its_measurement_says(store):
     assert [point.number for point in view.measured] == [0, 1]
 
 
+def test_a_trial_that_was_given_up_early_has_no_value_and_says_why(store):
+    cut = measured(9.0, status=Status.CUT, share=0.45, cut="cut after 45% of its requests")
+    view = of(store, ({}, measured(2.0)), ({"a": 1}, cut))
+    point = view.point(1)
+    assert (point.standing, point.value) == (Standing.CUT, None)
+    assert point.why == "cut after 45% of its requests"
+    assert [point.number for point in view.measured] == [0]
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_an_objective_that_is_no_number_is_a_failure(store, value):
     point = of(store, ({}, measured(value))).point(0)
