@@ -120,6 +120,15 @@ def test_three_references_are_too_few_to_be_sure_by_chance():
     assert not drift.matters
 
 
+def test_references_whose_neighbours_err_alike_say_less():
+    # Mean 10 and no slope; residuals 0.1 times these signs, whose products with their neighbours
+    # sum to 3 of 8: the error of the slope, sqrt(0.08 / 6 / (42 / 49)), grows by sqrt(11 / 5).
+    signs = (1, 1, -1, -1, -1, -1, 1, 1)
+    drift = drift_between([(float(at_s), 10 + sign / 10) for at_s, sign in enumerate(signs)])
+    error = math.sqrt(0.08 / 6 / (42 / 49)) * math.sqrt(11 / 5)
+    assert drift.change == pytest.approx((0, -2.4469 * error / 10, 2.4469 * error / 10), abs=1e-6)
+
+
 def test_references_that_never_change_do_not_drift():
     drift = drift_between([(0.0, 10.0), (1.0, 10.0), (2.0, 10.0)])
     assert drift.change.estimate == 0
