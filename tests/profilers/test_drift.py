@@ -58,6 +58,21 @@ def test_quiet_runs_are_hardly_ever_doubted():
     assert sum(drift_warning(run(seed)) is not None for seed in range(40)) <= 1
 
 
+def test_a_change_that_is_sure_and_small_is_not_worth_a_word():
+    drift = drift_within(run(speed=lambda share: 1 + 0.04 * share, noise=0.005))
+    assert drift.t > 3
+    assert not drift.matters
+
+
+def test_a_long_answer_that_goes_on_alone_is_no_drift():
+    """Small batches may cost less than a straight line says, as here by half."""
+    random, step = np.random.default_rng(0), count()
+    long = [*crowd(random), Sequence(0, 100, 2 * STEPS)]
+    records = decode(long, noise=lambda _: 1.0 if next(step) < STEPS + 60 else 0.5, **MODEL)
+    drift = drift_within(records)
+    assert abs(drift.change.estimate) < 0.02
+
+
 def test_a_cache_that_fills_up_is_no_drift():
     """Batches that only grow: steps take 70% longer at the end, as resident tokens say."""
     grows = [Sequence(20 * i, 300, STEPS - 20 * i) for i in range(12)]
