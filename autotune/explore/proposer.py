@@ -135,7 +135,7 @@ class ModelProposer:
             return ""
         behind = excess(view.outlook, best, view.runs)
         return why_stop(
-            trials=len({key_of(one.arguments) for one in self._seen}),
+            trials=len(self._seen),
             trials_left=trials_left,
             within=float((behind <= WITHIN["2%"]).mean()),
             worth=max(0.0, float(self._gains(view).max())),

@@ -14,7 +14,7 @@ def why_stop(*, trials: int, trials_left: int, within: float, worth: float, best
     """Why a search may end before its budget; empty when it should go on.
 
     Args:
-        trials: how many were measured.
+        trials: how many were measured, repeats counted.
         trials_left: how many the budget has left.
         within: the probability that the best measured point is within 2% of the best of all.
         worth: what the next trial is expected to add to the objective.
