@@ -315,11 +315,14 @@ def _objection(
 
 
 def _is_proved(study: StudyRow, row: TrialRow, reports: Sequence[QualityReportRow]) -> bool:
-    """Whether all that the study asks of answers which may change was shown."""
+    """Whether all that the study asks of answers which may change was shown, and at its size."""
     newest = next((each.report for each in reports if each.trial == row.number), None)
+    rules = study.settings.get("quality")
     if newest is None:
-        return "quality" not in study.settings
-    return newest.outcome == "pass"
+        return rules is None
+    return newest.outcome == "pass" and (
+        not isinstance(rules, dict) or newest.size == rules.get("size", newest.size)
+    )
 
 
 def missed_limits(study: StudyRow, found: Measurement) -> str:

@@ -79,6 +79,17 @@ def test_answers_decide_where_a_trial_that_may_change_them_stands(store, outcome
     assert study_view(store, view.study).point(1).standing is standing
 
 
+@pytest.mark.parametrize(
+    ("size", "standing"), [("screen", Standing.MET), ("standard", Standing.UNPROVED)]
+)
+def test_a_screen_proves_answers_only_where_no_more_is_asked(store, size, standing):
+    view = of(store, ({}, measured(2.0)), (FP8, measured(3.0)))
+    store.save_quality_report(report("pass"), study=view.study, trial=1)
+    rules = {"quality": {"limits": [], "size": size}}
+    study = view.study.model_copy(update={"settings": rules})
+    assert study_view(store, study).point(1).standing is standing
+
+
 def test_the_newest_report_of_a_trial_counts(store):
     view = of(store, ({}, measured(2.0)), (FP8, measured(3.0)))
     for outcome in ("unclear", "pass"):
