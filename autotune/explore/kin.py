@@ -134,7 +134,7 @@ def distance(one: StudyRow, other: StudyRow) -> float:
         return math.inf
     seen, there = one.fingerprint, other.fingerprint
     return (
-        _lengths_apart(seen.input_tokens, there.input_tokens)
+        _inputs_apart(seen, there)
         + _lengths_apart(seen.output_tokens, there.output_tokens)
         + _reuse_apart(seen, there)
         + _load_apart(one, other)
@@ -210,6 +210,13 @@ def _log_apart(one: float | None, other: float | None) -> float:
     if not one or not other:
         return 0.0 if one == other else UNKNOWN_DISTANCE
     return abs(math.log(one / other))
+
+
+def _inputs_apart(one: WorkloadFingerprint, other: WorkloadFingerprint) -> float:
+    """Of texts only the server knows how long they are: alike for sure are only the same."""
+    if one.input_tokens is None and other.input_tokens is None:
+        return 0.0 if one.digest == other.digest else UNKNOWN_DISTANCE
+    return _lengths_apart(one.input_tokens, other.input_tokens)
 
 
 def _lengths_apart(one: Histogram | None, other: Histogram | None) -> float:

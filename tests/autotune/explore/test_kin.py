@@ -91,6 +91,15 @@ def test_arrivals_are_compared_at_the_rate_at_which_they_are_sent():
     )
 
 
+def test_texts_of_unknown_length_are_not_taken_for_the_same():
+    def chats(text):
+        made = [Request(messages=({"role": "user", "content": text},), output_tokens=8)] * 4
+        return study(fingerprint(made))
+
+    assert distance(chats("short"), chats("short")) == 0
+    assert distance(chats("short"), chats("a long document " * 500)) == pytest.approx(0.3)
+
+
 # --- what a second search does with it ------------------------------------------------------------
 
 
