@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from kvtune.autotune.quality.answers import Questions, prompt_texts
 from kvtune.autotune.quality.seen import TYPICAL_CHANGE, Seen
-from kvtune.autotune.quality.wants import TooFew, difference_want, figures_of, level_want
+from kvtune.autotune.quality.wants import TooFew, Want, difference_want, figures_of, level_want
 from kvtune.errors import BadGoal
 from kvtune.profilers.quality.limits import (
     ANY,
@@ -28,7 +28,7 @@ from kvtune.profilers.quality.limits import (
     parse_limits,
     suite_counts,
 )
-from kvtune.profilers.quality.suite import Size, Suite, SuitePlan, suites
+from kvtune.profilers.quality.suite import Item, Size, Suite, SuitePlan, suites
 from kvtune.types import Workload
 
 MOST_PROMPTS = 256
@@ -119,13 +119,10 @@ def proving(
         ]
         most = min(MOST_PER_CATEGORY, max((want.items for want in wants), default=0))
         if size and most > min(size.values()):
-            numbers[name] = most
-            items[name] = suite.items(replace(plan, per_category=most))
-        asked = Counter(item.category for item in items[name])
+            numbers[name] = _number(suite, plan, wants, most, max(size.values()))
+            items[name] = suite.items(replace(plan, per_category=numbers[name]))
         for want in wants:
-            limit = want.limit
-            own = [n for of, n in asked.items() if limit.category is None or limit.is_of(of)]
-            if want.items > TOO_FEW * (fewest := min(own, default=0)):
+            if want.items > TOO_FEW * (fewest := _fewest(want.limit, items[name])):
                 too_few.append(want.too_few(fewest))
         texts[name] = Counter(item.category for item in items[name] if item.scored is None)
     broken = next((one for one in held if one.suite == ANY), _BROKEN)
@@ -200,6 +197,30 @@ def _figures(limits: Sequence[Limit], sizes: Mapping[str, Mapping[str, int]]) ->
     return 1 + sum(
         figures_of(limit, sizes.get(limit.suite, {})) for limit in limits if limit.suite != ANY
     )
+
+
+def _number(suite: Suite, plan: SuitePlan, wants: Sequence[Want], most: int, least: int) -> int:
+    """How many items of each category hold what limits need, and no fewer than the size has.
+
+    So whoever is asked a number is asked whatever others are that are asked the size's own.
+    """
+    number = max(most, least)
+    items = suite.items(replace(plan, per_category=number))
+    short = max(want.items / max(1, _fewest(want.limit, items)) for want in wants)
+    if short <= 1:
+        return number
+    # Where only some texts are long enough for a category, more texts have as many of it.
+    more = min(MOST_PER_CATEGORY, math.ceil(number * short))
+    items = suite.items(replace(plan, per_category=more))
+    enough = all(want.items <= TOO_FEW * _fewest(want.limit, items) for want in wants)
+    return more if enough else number
+
+
+def _fewest(limit: Limit, items: Sequence[Item]) -> int:
+    """How many items the smallest category has that a limit is about."""
+    asked = Counter(item.category for item in items)
+    own = [n for of, n in asked.items() if limit.category is None or limit.is_of(of)]
+    return min(own, default=0)
 
 
 def _more_texts(texts: Mapping[str, Counter[str]], needed: int) -> dict[str, int]:

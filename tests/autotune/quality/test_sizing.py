@@ -104,6 +104,41 @@ def test_no_category_has_fewer_items_than_its_size_would_give():
     assert asked.count == len(needle.items(by_size))
 
 
+SHORT_PROMPTS = tuple(f"prompt {number} " * 60 for number in range(20))
+"""Too short for the second part of a text, which every other text has, then."""
+
+
+def asked_of_level(squares):
+    """Questions where a screen showed a KL of 0.01 with such a variance, of a limit of 0.03."""
+    level = {category: Level(0.01, squares) for category in ("0-512", "512-1k")}
+    plan = SuitePlan(Size.STANDARD, max_tokens=2048, workload=SHORT_PROMPTS)
+    seen = Seen(levels={("fidelity", "kl"): level})
+    return proving(asked_suites(), plan, parse_limits(["kl <= 0.03"]), seen)
+
+
+def items_of(asked):
+    """The items of fidelity by category."""
+    (suite,) = (each for each in asked.suites if each.name == "fidelity")
+    found = {}
+    for item in suite.items(asked.plan_of(suite)):
+        found.setdefault(item.category, []).append(item.key)
+    return found
+
+
+@pytest.mark.parametrize("squares", [3e-4, 5e-4, 8e-4, 2e-3])
+def test_a_category_that_only_some_texts_reach_gets_as_many_items_as_it_needs(squares):
+    asked = asked_of_level(squares)
+    assert asked.numbers["fidelity"] > 8
+    assert asked.chance == 1.0
+    assert asked.too_few == ()
+
+
+def test_who_needs_more_of_one_category_is_asked_no_less_of_another():
+    few, more = items_of(asked_of_level(1e-4)), items_of(asked_of_level(3e-4))
+    assert len(few["512-1k"]) < len(more["512-1k"])
+    assert all(set(few[category]) <= set(more[category]) for category in few)
+
+
 def per_category(asked):
     """How many items of each category of each suite are asked."""
     return {
