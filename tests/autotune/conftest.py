@@ -4,10 +4,11 @@ import signal
 
 import pytest
 from contracts.landscape import DEVICE, GOAL, Landscape, Recorder, workload
-from contracts.questions import Questioned, Words, is_harmful
+from contracts.questions import ONLY_KV_DTYPE, Questioned, Words, is_harmful
 from sqlalchemy import Engine, event
 
 from kvtune.autotune.interrupts import SIGNALS
+from kvtune.autotune.limits import QualityRules
 from kvtune.autotune.study import open_study
 from kvtune.autotune.trial import Bench
 from kvtune.autotune.tune import Budget, Rules, Tuning
@@ -117,3 +118,18 @@ def questioned(monkeypatch, landscape):
     yield made
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def questioned_search(tuning_on, questioned):
+    """Makes a search of few trials that asks `questioned`."""
+
+    def make(**changed):
+        usual = {
+            "base": ONLY_KV_DTYPE,
+            "budget": Budget(trials=3, finalists=1, confirm_rounds=2),
+            "quality": QualityRules(),
+        }
+        return tuning_on(engine=questioned.engine, **{**usual, **changed})
+
+    return make

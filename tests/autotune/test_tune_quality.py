@@ -1,17 +1,18 @@
 """A search recommends what may change answers only if the quality suites vouch for it."""
 
 import re
-import signal
 from dataclasses import replace
 
 import pytest
 from contracts.landscape import ONLY_BLOCK_SIZE, WRONG
 from contracts.questions import (
     ONE_POINT,
+    ONLY_KV_DTYPE,
     SCREEN_ITEMS,
     STANDARD_ITEMS,
     More,
     Words,
+    harmful,
     is_harmful,
 )
 
@@ -22,40 +23,18 @@ from kvtune.autotune.quality.proof import NO_MORE
 from kvtune.autotune.quality.words import NOT_ASKED
 from kvtune.errors import BadGoal
 from kvtune.profilers.quality.suite import Size
-from kvtune.types import Failure, FailureClass, Harm, Outcome, Status
-
-ONLY_KV_DTYPE = {**ONLY_BLOCK_SIZE, "block-size": 128}
-"""Leaves the stock defaults and two 8-bit formats."""
-
-BUDGET = Budget(trials=3, finalists=1, confirm_rounds=2)
-STANDARD = QualityRules()
-CRASH = Failure(failure=FailureClass.CRASH_UNDER_LOAD, message="it died")
+from kvtune.types import Outcome
 
 
 def garbage(arguments, item):
     return "rursrs" if is_harmful(arguments) else item.prompt
 
 
-@pytest.fixture
-def search(tuning_on, questioned):
-    def make(*, base=ONLY_KV_DTYPE, budget=BUDGET, quality=STANDARD, **rules):
-        return tuning_on(
-            base=base, budget=budget, quality=quality, engine=questioned.engine, **rules
-        )
-
-    return make
-
-
-def harmful(tuning):
-    found = [e.trial for e in tuning.ledger.entries if e.trial.stack.harm is not Harm.LOSSLESS]
-    return [trial.number for trial in found if trial.parent is None]
-
-
 # --- what is asked, and where -------------------------------------------------------------------
 
 
-def test_everybody_is_asked_at_the_servers_that_are_measured(search, questioned):
-    search(explore_lossy=True).run()
+def test_everybody_is_asked_at_the_servers_that_are_measured(questioned_search, questioned):
+    questioned_search(explore_lossy=True).run()
     assert questioned.launched == []
     asked = [
         (is_harmful(one.arguments), len(one.keys), one.seed, one.concurrency)
@@ -73,33 +52,37 @@ def test_everybody_is_asked_at_the_servers_that_are_measured(search, questioned)
     ], "the defaults twice at each size, two trials, one finalist; a restart before the last time"
 
 
-def test_the_defaults_are_asked_only_once_something_may_change_answers(search, questioned):
-    tuning = search(base=ONLY_BLOCK_SIZE, budget=Budget(trials=3, confirm_rounds=2))
+def test_the_defaults_are_asked_only_once_something_may_change_answers(
+    questioned_search, questioned
+):
+    tuning = questioned_search(base=ONLY_BLOCK_SIZE, budget=Budget(trials=3, confirm_rounds=2))
     tuning.run()
     assert harmful(tuning) == []
     assert questioned.asked == []
 
 
 def test_without_being_told_to_explore_the_defaults_are_asked_on_a_server_of_their_own(
-    search, questioned
+    questioned_search, questioned
 ):
-    search().run()
+    questioned_search().run()
     assert questioned.launched == [ONLY_KV_DTYPE]
     on_own = [one for one in questioned.asked if one.own_server]
     assert [(one.seed, is_harmful(one.arguments)) for one in on_own] == [(0, False), (1, False)]
 
 
-def test_without_quality_only_the_canary_is_asked_and_the_decision_says_so(search, questioned):
+def test_without_quality_only_the_canary_is_asked_and_the_decision_says_so(
+    questioned_search, questioned
+):
     questioned.say = garbage
-    tuning = search(quality=None)
+    tuning = questioned_search(quality=None)
     decision = tuning.run()
     assert questioned.asked == []
     assert decision.recommended in harmful(tuning)
     assert NOT_ASKED in decision.reasons
 
 
-def test_the_time_of_asking_belongs_to_the_trial(search, questioned, store):
-    tuning = search(explore_lossy=True)
+def test_the_time_of_asking_belongs_to_the_trial(questioned_search, questioned, store):
+    tuning = questioned_search(explore_lossy=True)
     clock = iter(range(0, 10**6, 5)).__next__
     tuning.quality.bench = replace(tuning.bench, clock=clock)
     tuning.run()
@@ -111,9 +94,11 @@ def test_the_time_of_asking_belongs_to_the_trial(search, questioned, store):
 # --- what comes of it -----------------------------------------------------------------------------
 
 
-def test_settings_that_fail_the_screen_are_never_recommended(search, questioned, store, landscape):
+def test_settings_that_fail_the_screen_are_never_recommended(
+    questioned_search, questioned, store, landscape
+):
     questioned.say = garbage
-    tuning = search()
+    tuning = questioned_search()
     decision = tuning.run()
     out = harmful(tuning)
     assert len(out) == 2
@@ -129,8 +114,8 @@ def test_settings_that_fail_the_screen_are_never_recommended(search, questioned,
         assert "--kv-cache-dtype" in row.report.candidate
 
 
-def test_a_finalist_that_passes_wins_and_the_reasons_say_how_it_answered(search, store):
-    tuning = search()
+def test_a_finalist_that_passes_wins_and_the_reasons_say_how_it_answered(questioned_search, store):
+    tuning = questioned_search()
     decision = tuning.run()
     assert decision.outcome is Outcome.WINNER
     assert decision.recommended in harmful(tuning)
@@ -145,8 +130,10 @@ def test_a_finalist_that_passes_wins_and_the_reasons_say_how_it_answered(search,
     assert said in warning
 
 
-def test_settings_that_cannot_prove_a_limit_are_not_asked_as_finalists(search, questioned):
-    tuning = search(quality=QualityRules(limits=(ONE_POINT,)))
+def test_settings_that_cannot_prove_a_limit_are_not_asked_as_finalists(
+    questioned_search, questioned
+):
+    tuning = questioned_search(quality=QualityRules(limits=(ONE_POINT,)))
     decision = tuning.run()
     assert decision.outcome is Outcome.KEEP_BASELINE
     assert {len(one.keys) for one in questioned.asked} == {SCREEN_ITEMS}
@@ -158,14 +145,16 @@ def test_settings_that_cannot_prove_a_limit_are_not_asked_as_finalists(search, q
         assert f"trial {number} is out: {said}" in tuning.reporter.notes
 
 
-def test_a_finalist_whose_items_prove_nothing_is_out_with_the_number_that_could(search, questioned):
+def test_a_finalist_whose_items_prove_nothing_is_out_with_the_number_that_could(
+    questioned_search, questioned
+):
     def say(arguments, item):
         number = int(item.prompt.removeprefix("word "))
         unlucky = is_harmful(arguments) and number in range(SCREEN_ITEMS, SCREEN_ITEMS + 4)
         return "no" if unlucky else item.prompt
 
     questioned.say = say
-    tuning = search()
+    tuning = questioned_search()
     decision = tuning.run()
     assert decision.outcome is Outcome.KEEP_BASELINE
     (said,) = {
@@ -179,7 +168,7 @@ def test_a_finalist_whose_items_prove_nothing_is_out_with_the_number_that_could(
 
 
 def test_a_finalist_that_has_lost_for_sure_is_asked_no_further(
-    search, questioned, store, monkeypatch
+    questioned_search, questioned, store, monkeypatch
 ):
     monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Words(), More()))
 
@@ -188,7 +177,7 @@ def test_a_finalist_that_has_lost_for_sure_is_asked_no_further(
         return "no" if is_harmful(arguments) and number >= SCREEN_ITEMS else item.prompt
 
     questioned.say = say
-    tuning = search()
+    tuning = questioned_search()
     decision = tuning.run()
     assert decision.recommended == 0
     finals = [one for one in questioned.asked if len(one.keys) == STANDARD_ITEMS]
@@ -207,7 +196,7 @@ def test_a_finalist_that_has_lost_for_sure_is_asked_no_further(
     assert NO_MORE in report.warnings
     assert any(note.endswith(NO_MORE) for note in tuning.reporter.notes)
     before = len(questioned.asked)
-    again = search().run()
+    again = questioned_search().run()
     assert again.rejected[number] == decision.rejected[number]
     lost = tuning.store.trial(tuning.study, number).trial.arguments
     assert lost not in [one.arguments for one in questioned.asked[before:]]
@@ -215,9 +204,9 @@ def test_a_finalist_that_has_lost_for_sure_is_asked_no_further(
 
 @pytest.mark.parametrize("limits", [(), (ONE_POINT,)])
 def test_where_only_a_screen_is_asked_limits_have_to_be_proved_all_the_same(
-    limits, search, questioned
+    limits, questioned_search, questioned
 ):
-    tuning = search(quality=QualityRules(limits, size=Size.SCREEN))
+    tuning = questioned_search(quality=QualityRules(limits, size=Size.SCREEN))
     decision = tuning.run()
     assert questioned.items_by_settings == (2 * SCREEN_ITEMS, 2 * SCREEN_ITEMS)
     assert decision.recommended == 0
@@ -225,13 +214,13 @@ def test_where_only_a_screen_is_asked_limits_have_to_be_proved_all_the_same(
 
 
 def test_lossless_settings_win_when_the_answers_of_faster_ones_are_not_proved(
-    search, landscape, store
+    questioned_search, landscape, store
 ):
     def goodput(arguments):
         return 9.0 if is_harmful(arguments) else {32: 3.0}.get(arguments.get("block-size"), 1.0)
 
     landscape.goodput = goodput
-    tuning = search(
+    tuning = questioned_search(
         base=ONLY_BLOCK_SIZE,
         budget=Budget(trials=12, finalists=2, confirm_rounds=2),
         quality=QualityRules(limits=(ONE_POINT,)),
@@ -243,9 +232,9 @@ def test_lossless_settings_win_when_the_answers_of_faster_ones_are_not_proved(
     assert winner.stack.arguments == {"block-size": 32}
 
 
-def test_what_was_not_confirmed_is_not_recommended_unproved(search, landscape):
+def test_what_was_not_confirmed_is_not_recommended_unproved(questioned_search, landscape):
     landscape.interrupt_at = 3
-    tuning = search()
+    tuning = questioned_search()
     decision = tuning.run()
     assert landscape.confirmed == []
     assert decision.recommended == 0
@@ -256,13 +245,13 @@ def test_what_was_not_confirmed_is_not_recommended_unproved(search, landscape):
 
 
 def test_where_a_limit_cannot_be_judged_only_lossless_settings_are_tried(
-    search, questioned, landscape, monkeypatch
+    questioned_search, questioned, landscape, monkeypatch
 ):
     def refuse(*about):
         raise BadGoal("words has no category 'one' within 128 tokens", "leave it out")
 
     monkeypatch.setattr("kvtune.autotune.quality.asking.check_limits", refuse)
-    tuning = search(base=ONLY_BLOCK_SIZE, budget=Budget(trials=12), explore_lossy=True)
+    tuning = questioned_search(base=ONLY_BLOCK_SIZE, budget=Budget(trials=12), explore_lossy=True)
     tuning.run()
     assert harmful(tuning) == []
     assert len(landscape.points) == 4, "all block sizes"
@@ -273,172 +262,10 @@ def test_where_a_limit_cannot_be_judged_only_lossless_settings_are_tried(
     )
 
 
-def test_the_canary_is_asked_before_all_else(search, landscape):
+def test_the_canary_is_asked_before_all_else(questioned_search, landscape):
     landscape.canary = lambda arguments: (
         WRONG if is_harmful(arguments) else ("7194", "5823", "3461")
     )
-    tuning = search()
+    tuning = questioned_search()
     decision = tuning.run()
     assert all("in a long prompt" in decision.rejected[number] for number in harmful(tuning))
-
-
-# --- going on -------------------------------------------------------------------------------------
-
-
-def test_the_same_command_again_asks_nothing(search, questioned):
-    first = search().run()
-    before = len(questioned.asked)
-    assert search().run() == first
-    assert len(questioned.asked) == before
-    assert questioned.launched == [ONLY_KV_DTYPE]
-
-
-def test_what_another_study_measured_is_asked_on_a_server_of_its_own(search, questioned):
-    search(quality=None).run()
-    search(quality=QualityRules(size=Size.SCREEN), name="other").run()
-    assert [is_harmful(arguments) for arguments in questioned.launched] == [False, True, True]
-
-
-def test_what_another_study_asked_is_not_asked_again(search, questioned, store):
-    search().run()
-    before = len(questioned.asked)
-    other = search(name="other")
-    decision = other.run()
-    assert decision.outcome is Outcome.WINNER
-    assert len(questioned.asked) == before
-    assert store.quality_reports("other"), "but it is judged there too"
-
-
-def test_remeasuring_takes_no_answers_from_before(search, questioned):
-    search().run()
-    stock, others = questioned.items_by_settings
-    search(name="other", remeasure=True).run()
-    assert questioned.items_by_settings == (2 * stock, 2 * others)
-
-
-def test_an_interrupt_while_asking_keeps_the_measurement_and_later_only_the_rest_is_asked(
-    search, questioned, store, monkeypatch
-):
-    monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Words(), More()))
-
-    def interrupt(server):
-        if is_harmful(server.arguments):
-            signal.raise_signal(signal.SIGINT)
-
-    questioned.meanwhile = interrupt
-    stopped = search(explore_lossy=True)
-    decision = stopped.run()
-    assert stopped.interrupted
-    assert decision.recommended == 0
-    (number,) = harmful(stopped)
-    assert store.trial(stopped.study, number).measurement.status is Status.OK
-    assert "was not asked the questions of quality" in decision.rejected[number]
-    assert any("the questions were interrupted" in note for note in stopped.reporter.notes)
-
-    questioned.meanwhile = lambda server: None
-    before = len(questioned.asked)
-    onward = search(explore_lossy=True)
-    assert onward.run().outcome is Outcome.WINNER
-    first = questioned.asked[before]
-    assert first.own_server
-    assert first.arguments == store.trial(onward.study, number).trial.arguments
-    again = [
-        one
-        for one in questioned.asked[before:]
-        if not is_harmful(one.arguments) and len(one.keys) == 2 * SCREEN_ITEMS
-    ]
-    assert again == [], "the defaults' answers to the screen were kept"
-
-
-def test_an_interrupt_of_a_finalist_costs_the_suite_under_way(search, questioned, monkeypatch):
-    monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Words(), More()))
-    finals = []
-
-    def interrupt(server):
-        if is_harmful(server.arguments) and len(questioned.asked[-1].keys) == STANDARD_ITEMS:
-            finals.append(server)
-            if len(finals) == 2:
-                signal.raise_signal(signal.SIGINT)
-
-    questioned.meanwhile = interrupt
-    stopped = search(explore_lossy=True)
-    assert stopped.run().recommended == 0
-    assert stopped.interrupted
-    questioned.meanwhile = lambda server: None
-    before = len(questioned.asked)
-    assert search(explore_lossy=True).run().outcome is Outcome.WINNER
-    first, *again = questioned.asked[before:]
-    assert first.keys[0].startswith("more-")
-    assert is_harmful(first.arguments)
-    assert [(is_harmful(one.arguments), one.seed) for one in again] == [(False, 1)] * 2
-
-
-# --- servers that do not live through it ------------------------------------------------------
-
-
-def test_a_server_that_dies_of_the_questions_keeps_its_figures_and_is_out(
-    search, questioned, store
-):
-    def die(server):
-        if is_harmful(server.arguments):
-            server.died = CRASH
-
-    questioned.meanwhile = die
-    tuning = search(explore_lossy=True)
-    decision = tuning.run()
-    assert decision.recommended == 0
-    for number in harmful(tuning):
-        measurement = store.trial(tuning.study, number).measurement
-        assert measurement.status is Status.OK
-        assert measurement.metrics["goodput_requests_per_s"] == (9.0,)
-        assert measurement.asked_s > 0
-        assert decision.rejected[number] == (
-            "while it was asked the questions of quality, after its load: crash-under-load: it died"
-        )
-
-
-def test_a_finalist_that_dies_of_the_questions_is_out_and_asked_no_more(search, questioned):
-    def die(server):
-        if is_harmful(server.arguments) and len(questioned.asked[-1].keys) == STANDARD_ITEMS:
-            server.died = CRASH
-
-    questioned.meanwhile = die
-    tuning = search(explore_lossy=True)
-    decision = tuning.run()
-    assert decision.recommended == 0
-    assert sum("after its load: crash" in why for why in decision.rejected.values()) == 1
-    finals = [one for one in questioned.asked if len(one.keys) == STANDARD_ITEMS]
-    assert sum(is_harmful(one.arguments) for one in finals) == 1, "of two rounds"
-
-
-def test_defaults_that_die_of_the_questions_stay_measured_and_vouch_for_nothing(
-    search, questioned, store
-):
-    def die(server):
-        if not is_harmful(server.arguments):
-            server.died = CRASH
-
-    questioned.meanwhile = die
-    tuning = search(explore_lossy=True)
-    decision = tuning.run()
-    assert store.trial(tuning.study, 0).measurement.status is Status.OK
-    assert decision.recommended == 0
-    for number in harmful(tuning):
-        assert decision.rejected[number] == (
-            "the stock defaults could not be asked the questions of quality at screen size: "
-            "crash-under-load: it died"
-        )
-
-
-def test_servers_that_cannot_be_started_for_questions_leave_trials_unproved(
-    search, questioned, monkeypatch
-):
-    def refuse(server):
-        server.died = CRASH
-
-    search(quality=None).run()
-    questioned.meanwhile = refuse
-    tuning = search(name="other")
-    decision = tuning.run()
-    assert decision.recommended == 0
-    assert len(questioned.launched) == 1, "the defaults are not started for every trial again"

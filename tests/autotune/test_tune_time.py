@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from contracts.landscape import ONLY_BLOCK_SIZE, failed
-from contracts.questions import STANDARD_ITEMS, More, Words, is_harmful
+from contracts.questions import STANDARD_ITEMS, More, Words, harmful, is_harmful
 
 from kvtune.autotune.limits import Budget, QualityRules
 from kvtune.autotune.quality.trials import TrialQuality
@@ -41,14 +41,6 @@ def search(tuning_on, questioned, landscape, monkeypatch):
         return tuning
 
     return make
-
-
-def harmful(tuning):
-    return [
-        entry.trial.number
-        for entry in tuning.ledger.entries
-        if entry.trial.stack.harm is not Harm.LOSSLESS and entry.trial.parent is None
-    ]
 
 
 def winner(tuning, decision):

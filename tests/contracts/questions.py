@@ -4,10 +4,12 @@ import asyncio
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+from contracts.landscape import ONLY_BLOCK_SIZE
+
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.profilers.quality.limits import Limit
 from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Suite
-from kvtune.types import EffectiveConfig
+from kvtune.types import EffectiveConfig, Harm
 
 RIGHT = QualityMetric("right", "share", "higher", "difference", 0.05)
 SCREEN_ITEMS, STANDARD_ITEMS, FULL_ITEMS = 20, 150, 200
@@ -17,6 +19,10 @@ ITEMS = {Size.SCREEN: SCREEN_ITEMS, Size.STANDARD: STANDARD_ITEMS, Size.FULL: FU
 
 ONE_POINT = Limit("words", RIGHT, 0.01)
 """More than the standard items can prove."""
+
+
+ONLY_KV_DTYPE = {**ONLY_BLOCK_SIZE, "block-size": 128}
+"""Leaves the stock defaults and two 8-bit formats."""
 
 
 class Words(Suite):
@@ -128,3 +134,9 @@ class Questioned:
 def is_harmful(arguments):
     """Whether settings may change answers."""
     return "kv-cache-dtype" in arguments
+
+
+def harmful(tuning):
+    """The trials of a search that may change answers, without the rounds that confirmed them."""
+    found = [e.trial for e in tuning.ledger.entries if e.trial.stack.harm is not Harm.LOSSLESS]
+    return [trial.number for trial in found if trial.parent is None]
