@@ -1,13 +1,18 @@
 import shlex
 import subprocess
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.engines.base import ServerSpec
 from kvtune.engines.vllm.command import fill_command, read_command
+from kvtune.engines.vllm.engine import VllmEngine
+from kvtune.errors import BadInput
 
 ARGV = ["--model", "/a b/m", "--compilation-config", '{"level": 3}', "--note", "it's $HOME"]
+SERVER = f"{shlex.quote(sys.executable)} -m vllm.entrypoints.launchers.api_server.entry"
 words = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=20))
 
 
@@ -40,3 +45,49 @@ def test_a_real_shell_reads_back_what_was_quoted():
 def test_model_and_port_are_put_in_where_they_are_asked_for():
     filled = fill_command(["run", "-v{model}:{model}", "-p{port}", "{args}"], [], model="m", port=7)
     assert filled == ["run", "-vm:m", "-p7"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"{SERVER} {{args}}",
+        f"{SERVER} --model {{model}} --port {{port}} {{args}}",
+        f'/bin/sh -c "exec {SERVER} {{args}}"',
+    ],
+)
+def test_a_command_starts_the_server_with_the_arguments_in_their_place(
+    fake_vllm, tmp_path, command, alive
+):
+    engine = VllmEngine(command=command)
+    info = engine.describe()
+    assert (info.version, info.platform, info.python, info.tested) == (
+        "unknown",
+        "unknown",
+        None,
+        False,
+    )
+    assert engine.check_arguments({"no-such-thing": 1}, "org/model") == ()
+    spec = ServerSpec("org/model", arguments={"max-num-seqs": 4, "fake-print": "two words"})
+    with engine.launch(spec, log_path=tmp_path / "log", start_timeout_s=20) as server:
+        assert server.effective.max_num_seqs == 4
+        assert server.effective.start_kind == "cold"
+        # Now the server has told.
+        info = engine.describe()
+        assert (info.version, info.platform, info.tested) == ("0.32.7", "cpu", True)
+    assert (tmp_path / "log").read_text() == "two words\n"
+    assert not alive(server.endpoint.pid)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("docker run image", "has no {args}"),
+        ("docker run 'image {args}", "cannot be read"),
+        ("no-such-program-here {args}", "not an executable"),
+    ],
+)
+def test_a_command_that_cannot_work_is_refused_at_once(command, said):
+    with pytest.raises(BadInput) as caught:
+        VllmEngine(command=command)
+    assert said in caught.value.message
+    assert caught.value.fix

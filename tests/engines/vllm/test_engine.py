@@ -19,6 +19,7 @@ from kvtune.engines.vllm.readiness import free_port, server_key
 from kvtune.errors import BadInput, EngineError
 from kvtune.types import FailureClass
 
+SERVER = f"{shlex.quote(sys.executable)} -m vllm.entrypoints.launchers.api_server.entry"
 both_starts = pytest.mark.parametrize("engine", ["cold", "warm"], indirect=True)
 
 
@@ -187,8 +188,7 @@ def test_a_server_that_is_not_ours_is_never_measured(launch, engine, monkeypatch
 
 
 def test_a_model_that_the_server_does_not_list_is_wrong(engine, tmp_path):
-    command = f"{shlex.quote(sys.executable)} -m vllm.entrypoints.launchers.api_server.entry"
-    engine = VllmEngine(command=f"{command} {{args}} --served-model-name other")
+    engine = VllmEngine(command=f"{SERVER} {{args}} --served-model-name other")
     with pytest.raises(EngineError, match="lists other, not 'org/model'") as caught:
         engine.launch(ServerSpec("org/model"), log_path=tmp_path / "log", start_timeout_s=20)
     assert caught.value.failure is FailureClass.WRONG_MODEL
@@ -360,57 +360,6 @@ def test_a_vllm_that_cannot_be_imported_says_so(engine, monkeypatch):
     with pytest.raises(EngineError, match=r"libfake\.so: cannot open") as caught:
         engine.check_arguments({"max-num-seqs": 4}, "m")
     assert caught.value.failure is FailureClass.ENGINE_MISSING
-
-
-# --- commands ---------------------------------------------------------------------------------
-
-SERVER = f"{shlex.quote(sys.executable)} -m vllm.entrypoints.launchers.api_server.entry"
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        f"{SERVER} {{args}}",
-        f"{SERVER} --model {{model}} --port {{port}} {{args}}",
-        f'/bin/sh -c "exec {SERVER} {{args}}"',
-    ],
-)
-def test_a_command_starts_the_server_with_the_arguments_in_their_place(
-    fake_vllm, tmp_path, command, alive
-):
-    engine = VllmEngine(command=command)
-    info = engine.describe()
-    assert (info.version, info.platform, info.python, info.tested) == (
-        "unknown",
-        "unknown",
-        None,
-        False,
-    )
-    assert engine.check_arguments({"no-such-thing": 1}, "org/model") == ()
-    spec = ServerSpec("org/model", arguments={"max-num-seqs": 4, "fake-print": "two words"})
-    with engine.launch(spec, log_path=tmp_path / "log", start_timeout_s=20) as server:
-        assert server.effective.max_num_seqs == 4
-        assert server.effective.start_kind == "cold"
-        # Now the server has told.
-        info = engine.describe()
-        assert (info.version, info.platform, info.tested) == ("0.32.7", "cpu", True)
-    assert (tmp_path / "log").read_text() == "two words\n"
-    assert not alive(server.endpoint.pid)
-
-
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("docker run image", "has no {args}"),
-        ("docker run 'image {args}", "cannot be read"),
-        ("no-such-program-here {args}", "not an executable"),
-    ],
-)
-def test_a_command_that_cannot_work_is_refused_at_once(command, said):
-    with pytest.raises(BadInput) as caught:
-        VllmEngine(command=command)
-    assert said in caught.value.message
-    assert caught.value.fix
 
 
 # --- models -----------------------------------------------------------------------------------
