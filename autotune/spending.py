@@ -10,7 +10,7 @@ from kvtune.autotune.gates import Gates
 from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import Budget
 from kvtune.autotune.quality.trials import TrialQuality
-from kvtune.autotune.rounds import usual
+from kvtune.autotune.rounds import looks, usual
 from kvtune.autotune.standing import finalists
 from kvtune.types import Goal, Status
 
@@ -90,6 +90,12 @@ def needed_s(
 
 
 def confirmation_s(points: Sequence[Entry], budget: Budget) -> float:
-    """What the confirmation takes as a rule, without questions."""
-    runs = usual(budget.confirm_rounds) * (budget.finalists + 1)
-    return trial_s(points) * runs / budget.repeats
+    """What the confirmation takes as a rule, without questions.
+
+    While there is little to confirm, what it takes at least: with little time, few rounds of
+    something are worth more than many of nothing.
+    """
+    rounds = budget.confirm_rounds
+    runs = usual(rounds) if len(points) > budget.finalists else looks(rounds)[0]
+    finalists_most = min(budget.finalists, len(points))
+    return trial_s(points) * runs * (finalists_most + 1) / budget.repeats

@@ -61,6 +61,13 @@ def test_a_trial_more_means_the_confirmation_afterwards():
     assert needed_s([POINTS[1]], [], twice, None, may_harm=False) == 12 * (1 + 4 / 2)
 
 
+def test_with_little_to_confirm_little_time_is_kept_for_it():
+    budget = Budget(trials=9, finalists=2, confirm_rounds=8)
+    kept = [needed_s(POINTS[:n], [], budget, None, may_harm=False) for n in (1, 2, 3)]
+    # Three rounds of stock and one, or two others; then five as a rule.
+    assert kept == [10 * (1 + 3 * 2), 11 * (1 + 3 * 3), 12 * (1 + 5 * 3)]
+
+
 @pytest.mark.parametrize(
     ("finalists", "chosen", "may_harm", "asking_s"),
     [
