@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 
 from kvtune.profilers.load.http import HttpPool
 from kvtune.types import Endpoint
@@ -11,21 +12,26 @@ from kvtune.types import Endpoint
 RETRY_S = 0.1
 _TRIES = 10
 
+SILENT_S = 30.0
+"""After so long without an answer the engine hangs; the load that comes next finds that out."""
 
-async def reset_prefix_cache(endpoint: Endpoint) -> bool:
-    """Empty the prefix cache; whether that was done.
+
+async def reset_prefix_cache(endpoint: Endpoint, *, silent_s: float = SILENT_S) -> bool:
+    """Empty the prefix cache; whether that was done, and was said within `silent_s`.
 
     Refused for as long as a block is held, so it is asked for again for a second. vLLM has the
     route only in its development mode.
     """
     pool = HttpPool.to_api(endpoint)
     try:
-        for _ in range(_TRIES):
-            answer = _Answer()
-            await pool.exchange(pool.post_json("/reset_prefix_cache", b""), answer)
-            if answer.status != 200 or answer.succeeded:
-                return answer.status == 200
-            await asyncio.sleep(RETRY_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(silent_s):
+                for _ in range(_TRIES):
+                    answer = _Answer()
+                    await pool.exchange(pool.post_json("/reset_prefix_cache", b""), answer)
+                    if answer.status != 200 or answer.succeeded:
+                        return answer.status == 200
+                    await asyncio.sleep(RETRY_S)
     finally:
         await pool.close()
     return False
