@@ -61,7 +61,8 @@ def progress(view: StudyView) -> list[Progress]:
 class Confirmed:
     """A finalist's rounds: round number to objective, their mean, and the ratio to stock.
 
-    `ratio` is that of the rounds which both have, measured right after each other.
+    `ratio` is the one that was decided by, where it is known, else that of the rounds which both
+    have, measured right after each other.
     """
 
     trial: int
@@ -84,12 +85,15 @@ def confirmations(view: StudyView) -> list[Confirmed]:
         if values and all(map(math.isfinite, values)):
             by_trial.setdefault(each.trial, {})[each.number] = fmean(values)
     stock = by_trial.get(0, {})
+    decided = {}
+    if view.decision is not None and view.decision.gain_ratio is not None:
+        decided[view.decision.recommended] = view.decision.gain_ratio
     return [
         Confirmed(
             trial,
             rounds,
             _mean(list(rounds.values()), view.unit),
-            _ratio(rounds, stock) if trial else None,
+            (decided.get(trial) or _ratio(rounds, stock)) if trial else None,
         )
         for trial, rounds in sorted(by_trial.items())
     ]

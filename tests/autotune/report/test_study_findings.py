@@ -22,7 +22,7 @@ from kvtune.autotune.report.study_findings import (
 from kvtune.autotune.report.study_prices import failures, prices
 from kvtune.autotune.report.study_view import Standing, study_view
 from kvtune.store.database import open_store
-from kvtune.types import FailureClass, Goal
+from kvtune.types import Decision, FailureClass, Goal, Interval
 
 FP8 = {"kv-cache-dtype": "fp8"}
 
@@ -80,6 +80,24 @@ def test_a_finalists_rounds_are_paired_with_those_of_stock_by_round(store):
     half = 12.7062 * math.log(2)
     assert finalist.ratio.high == pytest.approx(4 * math.exp(half), rel=1e-3)
     assert finalist.ratio.repeats == 2
+
+
+def test_the_ratio_that_was_decided_by_is_the_one_that_is_shown(store):
+    study = new_study(store)
+    add(store, study, 0, {}, measured(2.0))
+    for number in (1, 2):
+        add(store, study, number, {"block-size": 32 * number}, measured(4.0))
+    for of_round in (1, 2):
+        for place, value in enumerate((2.0, 4.0, 6.0)):
+            arguments = {"block-size": 32 * place} if place else {}
+            add_round(store, study, 3 * of_round + place, place, arguments, value, of_round)
+    decided = Interval(estimate=2.0, low=1.25, high=3.25, unit="ratio", repeats=2)
+    store.save_decision(
+        study, Decision(outcome="winner", recommended=1, baseline=0, gain_ratio=decided)
+    )
+    _, recommended, other = confirmations(study_view(store, study))
+    assert recommended.ratio == decided
+    assert other.ratio.estimate == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("found", [failed(), measured(math.inf), measured(math.nan)])
