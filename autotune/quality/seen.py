@@ -23,7 +23,7 @@ TYPICAL_CHANGE: Mapping[Size, float] = {Size.SCREEN: 0.01, Size.STANDARD: 0.01, 
 """The mean square of what answers change, over what they could: of right or wrong, the share that
 changes. Of 300 greedy answers of SmolLM2-135M (vLLM 0.32 on a CPU, bfloat16) none changed when the
 stock server was asked again in other batches: at most a hundredth, then. With fp8 KV it was 0.07
-over 190 answers, with no loss that could be told from none: full asks enough for most of that.
+over 190 answers: full asks enough for most of that.
 """
 
 BROKEN_CHANGE = 0.005
