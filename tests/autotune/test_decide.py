@@ -1,5 +1,6 @@
 """Decisions: noise never wins, harm never wins without need, failure never wins at all."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
