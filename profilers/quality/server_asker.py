@@ -152,13 +152,12 @@ class _Session:
                 if item.scored is not None
             ]
             await self._all(reading, concurrency, items)
+            asked = [(number, item) for number, item in enumerate(items) if item.scored is None]
+            # What takes longest comes first, so that the last ones do not end alone.
+            asked.sort(key=lambda entry: -entry[1].output_tokens * (1 + len(entry[1].follow_ups)))
             jobs = [
                 *(partial(self._score, longest, parts) for longest, parts in _shared_texts(texts)),
-                *(
-                    partial(self._answer, number, item)
-                    for number, item in enumerate(items)
-                    if item.scored is None
-                ),
+                *(partial(self._answer, number, item) for number, item in asked),
             ]
             await self._all(jobs, concurrency, items)
         finally:

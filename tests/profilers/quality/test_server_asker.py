@@ -139,6 +139,17 @@ def test_follow_ups_come_after_the_models_own_answers():
     assert server.bodies("/v1/completions")[-1]["prompt"] == "one 3 two"
 
 
+def test_what_takes_longest_is_asked_first():
+    items = [
+        Item("short", "x", prompt="short", output_tokens=8),
+        Item("two turns", "x", prompt="two turns", output_tokens=20, follow_ups=("!",)),
+        Item("long", "x", prompt="long", output_tokens=30),
+    ]
+    _, server = ask(echo, items, concurrency=1)
+    asked = [body["prompt"] for body in server.bodies("/v1/completions")]
+    assert asked == ["two turns", "two turns 9!", "long", "short"]
+
+
 def test_answers_keep_the_order_of_items_and_the_bound_on_concurrency():
     async def slow(path, body):
         await asyncio.sleep(0.001 * (9 - int(body["prompt"])))
