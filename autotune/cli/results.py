@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
@@ -11,6 +12,12 @@ from kvtune.autotune.cli.console import headline, shares_text, stdout
 from kvtune.autotune.words import amount, interval
 from kvtune.types import Decision, Evidence, Outcome, Profile
 
+if TYPE_CHECKING:
+    from kvtune.autotune.cli.options import Arguments
+    from kvtune.autotune.tune import Tuning
+    from kvtune.profilers.measure import LoadPlan
+    from kvtune.types import Device, EngineInfo, Harm, Workload
+
 OUTCOME_TEXT: Mapping[Outcome, str] = {
     Outcome.WINNER: "[bold green]Winner[/bold green]",
     Outcome.KEEP_BASELINE: "[bold]Keep the stock defaults[/bold]",
@@ -18,6 +25,45 @@ OUTCOME_TEXT: Mapping[Outcome, str] = {
     Outcome.INFEASIBLE: "[bold red]Infeasible[/bold red]",
     Outcome.NOTHING_MEASURED: "[bold red]Nothing was measured[/bold red]",
 }
+
+
+def print_space(
+    info: EngineInfo,
+    device: Device,
+    model: str,
+    base: Arguments,
+    workload: Workload,
+    plan: LoadPlan,
+    max_harm: Harm,
+) -> None:
+    """What would be searched, as far as it is known before anything is measured."""
+    from kvtune.autotune.space import build_space, dry_run_text
+    from kvtune.kernels.device import detect_detail
+    from kvtune.policies.base import Context
+    from kvtune.policies.checkpoint import model_shape
+
+    situation = Context(
+        engine=info,
+        device=device,
+        detail=detect_detail(),
+        model=model_shape(model),
+        base_arguments=base,
+        fingerprint=workload.fingerprint,
+        max_concurrency=plan.concurrency,
+    )
+    text = dry_run_text(build_space(situation, harm=max_harm))
+    stdout.print(text, markup=False, soft_wrap=True)
+
+
+def print_outcome(tuning: Tuning, decision: Decision) -> None:
+    """Show how a search ended, and the command to go on with."""
+    from kvtune.policies.stack import describe
+
+    study, number = tuning.study, decision.recommended
+    settings = "" if number is None else describe(tuning.store.trial(study, number).trial.stack)
+    print_decision(decision, settings, study=study.name, objective=study.goal.objective)
+    command = "show" if number is None else "emit --format vllm-yaml -o DIRECTORY --study"
+    stdout.print(f"\nNext: kvtune {command} {study.name}", markup=False, soft_wrap=True)
 
 
 def print_decision(decision: Decision, settings: str, *, study: str, objective: str) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from kvtune.autotune.cli import options
+from kvtune.autotune.cli import options, search_options
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kvtune.autotune.limits import QualityRules
     from kvtune.autotune.reporting import Reporter
     from kvtune.autotune.tune import Tuning
     from kvtune.engines.base import Engine, ServerSpec
-    from kvtune.profilers.measure import LoadPlan
-    from kvtune.types import Decision, Device, EngineInfo, Harm, Workload
+    from kvtune.types import Decision, EngineInfo
 
 EPILOG = (
     "Example: kvtune search --model ./model --workload requests.jsonl "
@@ -25,98 +23,30 @@ EPILOG = (
 
 
 def search(
-    model: Annotated[str, typer.Option("--model", help="Checkpoint directory or hub id to serve.")],
-    workload: Annotated[
-        str, typer.Option("--workload", help="Requests to tune for (see kvtune workload).")
-    ],
+    model: search_options.Model,
+    workload: search_options.Workload,
     goal: options.Goals = None,
-    budget: Annotated[
-        int, typer.Option("--budget", min=1, help="Trials, the stock defaults included.")
-    ] = 12,
-    budget_time: Annotated[
-        str | None, typer.Option("--budget-time", help="Time for everything, such as 15m.")
-    ] = None,
-    study: Annotated[
-        str | None, typer.Option("--study", help="Name of the study [default: from its contents].")
-    ] = None,
+    budget: search_options.Budget = 12,
+    budget_time: search_options.BudgetTime = None,
+    study: search_options.Study = None,
     workload_format: options.WorkloadFormat = None,
     limit: options.Limit = None,
-    heldout_share: Annotated[
-        float, typer.Option("--heldout-share", help="Share of requests kept for confirmation.")
-    ] = 0.5,
+    heldout_share: search_options.HeldoutShare = 0.5,
     concurrency: options.Concurrency = None,
     time_scale: options.TimeScale = 1.0,
     natural_stop: options.NaturalStop = False,
     output_tokens: options.OutputTokens = 128,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Replays of the workload a trial.")
-    ] = 1,
-    finalists: Annotated[
-        int, typer.Option("--finalists", min=1, help="Trials to confirm beside the defaults.")
-    ] = 2,
-    confirm_rounds: Annotated[
-        int,
-        typer.Option(
-            "--confirm-rounds",
-            min=2,
-            help="Interleaved rounds of confirmation, at most; a clear outcome ends them sooner.",
-        ),
-    ] = 8,
-    probe: Annotated[
-        bool,
-        typer.Option(
-            "--probe/--no-probe",
-            help="Measure what decode steps cost on the defaults' server, so that trials can be "
-            "forecast; once for a model, engine and device.",
-        ),
-    ] = True,
-    probe_time: Annotated[
-        str,
-        typer.Option(
-            "--probe-time", help="How long the probe may take; never over a tenth of --budget-time."
-        ),
-    ] = "20s",
-    max_harm: Annotated[
-        str, typer.Option("--max-harm", help="lossless or near-lossless: what may be tried.")
-    ] = "near-lossless",
-    explore_lossy: Annotated[
-        bool,
-        typer.Option("--explore-lossy", help="Try levers that may change answers from the start."),
-    ] = False,
-    quality: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--quality",
-            help='What answers may lose at most, such as "needle >= -1pt" or "kl <= 0.02" '
-            "(repeatable) [default: in each category what its suite allows].",
-            show_default=False,
-        ),
-    ] = None,
-    quality_size: Annotated[
-        str,
-        typer.Option(
-            "--quality-size",
-            help="What finalists that may change answers have to pass: screen, standard or full. "
-            "At standard and full they are asked as many items as proving the limits takes; a "
-            "screen, which every other such trial is asked, proves next to nothing.",
-        ),
-    ] = "standard",
-    quality_data: Annotated[
-        str | None,
-        typer.Option(
-            "--quality-data",
-            help="Your own questions, asked as the suite yours: JSON lines, as for kvtune quality "
-            "--data.",
-        ),
-    ] = None,
-    no_quality: Annotated[
-        bool,
-        typer.Option(
-            "--no-quality",
-            help="Ask no questions: leaves a long-prompt canary and a look at the answers to the "
-            "workload itself.",
-        ),
-    ] = False,
+    repeats: search_options.Repeats = 1,
+    finalists: search_options.Finalists = 2,
+    confirm_rounds: search_options.ConfirmRounds = 8,
+    probe: search_options.Probe = True,
+    probe_time: search_options.ProbeTime = "20s",
+    max_harm: search_options.MaxHarm = "near-lossless",
+    explore_lossy: search_options.ExploreLossy = False,
+    quality: search_options.Quality = None,
+    quality_size: search_options.QualitySize = "standard",
+    quality_data: search_options.QualityData = None,
+    no_quality: search_options.NoQuality = False,
     kv_memory: options.KvMemory = None,
     engine_args: options.EngineArgs = "",
     served_model_name: options.ServedModelName = None,
@@ -127,18 +57,10 @@ def search(
     start_timeout: options.StartTimeout = 300.0,
     request_timeout: options.RequestTimeout = 300.0,
     stall_timeout: options.StallTimeout = 120.0,
-    remeasure: Annotated[
-        bool,
-        typer.Option(
-            "--remeasure",
-            help="Measure again what another study knows and what failed in this one.",
-        ),
-    ] = False,
+    remeasure: search_options.Remeasure = False,
     no_early_stop: options.NoEarlyStop = False,
     seed: options.Seed = 0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be searched, and stop.")
-    ] = False,
+    dry_run: search_options.DryRun = False,
     store: options.StoreUrl = None,
     json: options.Json = False,
 ) -> None:
@@ -151,6 +73,7 @@ def search(
     """
     import os
 
+    from kvtune.autotune.cli import results
     from kvtune.autotune.cli.console import TerminalReporter, print_json
     from kvtune.autotune.exclusive import only_search_of
     from kvtune.autotune.limits import Budget, Rules
@@ -179,8 +102,8 @@ def search(
     requests = options.read_workload(
         workload, format=workload_format, limit=limit, heldout_share=heldout_share, seed=seed
     )
-    context_tokens = _context_tokens(base, model)
-    asked = _quality_rules(
+    context_tokens = search_options.context_tokens(base, model)
+    asked = search_options.quality_rules(
         quality or [],
         quality_size,
         quality_data,
@@ -217,7 +140,7 @@ def search(
             reporter=reporter,
         )
         if dry_run:
-            _print_space(info, device, model, base, requests, plan, Harm(max_harm))
+            results.print_space(info, device, model, base, requests, plan, Harm(max_harm))
             return
         measured = measured_environment(os.environ, platform=info.platform)
         # What reaches a server behind a command is for the command to say.
@@ -283,49 +206,8 @@ def search(
         if json:
             print_json(decision.model_dump_json())
         else:
-            _print_decision(tuning, decision)
+            results.print_outcome(tuning, decision)
         raise typer.Exit(_exit_code(tuning, decision))
-
-
-def _quality_rules(
-    texts: list[str],
-    size_name: str,
-    data: str | None,
-    workload: Workload,
-    context_tokens: int | None,
-    *,
-    no_quality: bool,
-) -> QualityRules | None:
-    """What answers may lose; `None` if nothing is to be asked.
-
-    Raises:
-        BadGoal: a limit that cannot be read, or that nothing could be held against.
-        BadInput: there is no such size, or a line of the data cannot be used.
-        NotFound: there is no such file.
-    """
-    from kvtune.autotune.cli.quality_subjects import read_size
-    from kvtune.autotune.limits import QualityRules
-    from kvtune.autotune.quality.sizing import read_limits
-    from kvtune.errors import BadInput
-
-    size = read_size(size_name)
-    limits = read_limits(texts, size, workload, context_tokens, data)
-    if no_quality and (limits or data is not None):
-        raise BadInput(
-            "--no-quality asks nothing that --quality could be held against, and no data",
-            fix="leave one of them out",
-        )
-    return None if no_quality else QualityRules(limits, size, data)
-
-
-def _context_tokens(base: options.Arguments, model: str) -> int | None:
-    """The context as far as it is known before a server has told it."""
-    from kvtune.policies.checkpoint import model_shape
-    from kvtune.policies.settings import read_count
-
-    asked = read_count(base.get("max-model-len"))
-    shape = None if asked else model_shape(model)
-    return asked if shape is None else shape.max_tokens
 
 
 def _described(
@@ -340,47 +222,6 @@ def _described(
         spec, log_path=log_path, start_timeout_s=start_timeout_s, on_log=reporter.server_log
     ).stop()
     return runner.describe()
-
-
-def _print_space(
-    info: EngineInfo,
-    device: Device,
-    model: str,
-    base: options.Arguments,
-    workload: Workload,
-    plan: LoadPlan,
-    max_harm: Harm,
-) -> None:
-    """What would be searched, as far as it is known before anything is measured."""
-    from kvtune.autotune.cli.console import stdout
-    from kvtune.autotune.space import build_space, dry_run_text
-    from kvtune.kernels.device import detect_detail
-    from kvtune.policies.base import Context
-    from kvtune.policies.checkpoint import model_shape
-
-    situation = Context(
-        engine=info,
-        device=device,
-        detail=detect_detail(),
-        model=model_shape(model),
-        base_arguments=base,
-        fingerprint=workload.fingerprint,
-        max_concurrency=plan.concurrency,
-    )
-    text = dry_run_text(build_space(situation, harm=max_harm))
-    stdout.print(text, markup=False, soft_wrap=True)
-
-
-def _print_decision(tuning: Tuning, decision: Decision) -> None:
-    from kvtune.autotune.cli.console import stdout
-    from kvtune.autotune.cli.results import print_decision
-    from kvtune.policies.stack import describe
-
-    study, number = tuning.study, decision.recommended
-    settings = "" if number is None else describe(tuning.store.trial(study, number).trial.stack)
-    print_decision(decision, settings, study=study.name, objective=study.goal.objective)
-    command = "show" if number is None else "emit --format vllm-yaml -o DIRECTORY --study"
-    stdout.print(f"\nNext: kvtune {command} {study.name}", markup=False, soft_wrap=True)
 
 
 def _exit_code(tuning: Tuning, decision: Decision) -> int:

@@ -1,0 +1,145 @@
+"""Options of `kvtune search` alone, and what is read from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from kvtune import types
+    from kvtune.autotune.cli.options import Arguments
+    from kvtune.autotune.limits import QualityRules
+
+Model = Annotated[str, typer.Option("--model", help="Checkpoint directory or hub id to serve.")]
+Workload = Annotated[
+    str, typer.Option("--workload", help="Requests to tune for (see kvtune workload).")
+]
+Budget = Annotated[
+    int, typer.Option("--budget", min=1, help="Trials, the stock defaults included.")
+]
+BudgetTime = Annotated[
+    str | None, typer.Option("--budget-time", help="Time for everything, such as 15m.")
+]
+Study = Annotated[
+    str | None, typer.Option("--study", help="Name of the study [default: from its contents].")
+]
+HeldoutShare = Annotated[
+    float, typer.Option("--heldout-share", help="Share of requests kept for confirmation.")
+]
+Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Replays of the workload a trial.")]
+Finalists = Annotated[
+    int, typer.Option("--finalists", min=1, help="Trials to confirm beside the defaults.")
+]
+ConfirmRounds = Annotated[
+    int,
+    typer.Option(
+        "--confirm-rounds",
+        min=2,
+        help="Interleaved rounds of confirmation, at most; a clear outcome ends them sooner.",
+    ),
+]
+Probe = Annotated[
+    bool,
+    typer.Option(
+        "--probe/--no-probe",
+        help="Measure what decode steps cost on the defaults' server, so that trials can be "
+        "forecast; once for a model, engine and device.",
+    ),
+]
+ProbeTime = Annotated[
+    str,
+    typer.Option(
+        "--probe-time", help="How long the probe may take; never over a tenth of --budget-time."
+    ),
+]
+MaxHarm = Annotated[
+    str, typer.Option("--max-harm", help="lossless or near-lossless: what may be tried.")
+]
+ExploreLossy = Annotated[
+    bool,
+    typer.Option("--explore-lossy", help="Try levers that may change answers from the start."),
+]
+Quality = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--quality",
+        help='What answers may lose at most, such as "needle >= -1pt" or "kl <= 0.02" '
+        "(repeatable) [default: in each category what its suite allows].",
+        show_default=False,
+    ),
+]
+QualitySize = Annotated[
+    str,
+    typer.Option(
+        "--quality-size",
+        help="What finalists that may change answers have to pass: screen, standard or full. "
+        "At standard and full they are asked as many items as proving the limits takes; a "
+        "screen, which every other such trial is asked, proves next to nothing.",
+    ),
+]
+QualityData = Annotated[
+    str | None,
+    typer.Option(
+        "--quality-data",
+        help="Your own questions, asked as the suite yours: JSON lines, as for kvtune quality "
+        "--data.",
+    ),
+]
+NoQuality = Annotated[
+    bool,
+    typer.Option(
+        "--no-quality",
+        help="Ask no questions: leaves a long-prompt canary and a look at the answers to the "
+        "workload itself.",
+    ),
+]
+Remeasure = Annotated[
+    bool,
+    typer.Option(
+        "--remeasure",
+        help="Measure again what another study knows and what failed in this one.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be searched, and stop.")]
+
+
+def quality_rules(
+    texts: list[str],
+    size_name: str,
+    data: str | None,
+    workload: types.Workload,
+    context_tokens: int | None,
+    *,
+    no_quality: bool,
+) -> QualityRules | None:
+    """What answers may lose; `None` if nothing is to be asked.
+
+    Raises:
+        BadGoal: a limit that cannot be read, or that nothing could be held against.
+        BadInput: there is no such size, or a line of the data cannot be used.
+        NotFound: there is no such file.
+    """
+    from kvtune.autotune.cli.quality_subjects import read_size
+    from kvtune.autotune.limits import QualityRules
+    from kvtune.autotune.quality.sizing import read_limits
+    from kvtune.errors import BadInput
+
+    size = read_size(size_name)
+    limits = read_limits(texts, size, workload, context_tokens, data)
+    if no_quality and (limits or data is not None):
+        raise BadInput(
+            "--no-quality asks nothing that --quality could be held against, and no data",
+            fix="leave one of them out",
+        )
+    return None if no_quality else QualityRules(limits, size, data)
+
+
+def context_tokens(base: Arguments, model: str) -> int | None:
+    """The context as far as it is known before a server has told it."""
+    from kvtune.policies.checkpoint import model_shape
+    from kvtune.policies.settings import read_count
+
+    asked = read_count(base.get("max-model-len"))
+    shape = None if asked else model_shape(model)
+    return asked if shape is None else shape.max_tokens
