@@ -7,7 +7,8 @@ from statistics import fmean
 
 from kvtune.autotune.decide import meets_goal, objective_values
 from kvtune.autotune.fidelity import Race, pace_of
-from kvtune.autotune.ledger import RUNG_LOSSLESS, RUNG_NEAR_LOSSLESS, Entry
+from kvtune.autotune.ledger import RUNG_LOSSLESS, RUNG_NEAR_LOSSLESS, Entry, RequestSet
+from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.so_far import SoFar
 from kvtune.autotune.standing import rejected
 from kvtune.types import Harm, Status, Trial
@@ -59,3 +60,27 @@ class EarlyStop:
         return max(
             able, key=lambda one: fmean(objective_values(goal, one.measurement)), default=None
         )
+
+
+def finish_cut(so_far: SoFar, requests: RequestSet, reporter: Reporter) -> None:
+    """Measure to their end the trials that an earlier run of this study cut, while time is left."""
+    for entry in so_far.points:
+        if entry.measurement.status is not Status.CUT:
+            continue
+        trial, may_harm = entry.trial, entry.trial.stack.harm is not Harm.LOSSLESS
+        if not so_far.has_time(may_harm=may_harm):
+            reporter.note("no time is left to measure to its end what an earlier run cut")
+            return
+        reporter.phase(f"Measuring trial {trial.number} to its end, which an earlier run cut")
+        quality = so_far.judging if may_harm else None
+        whole = so_far.ledger.run(
+            trial.stack,
+            requests,
+            repeats=trial.repeats,
+            seed=trial.seed,
+            rung=entry.rung,
+            canary=may_harm,
+            again=True,
+            afterwards=None if quality is None else quality.at_server,
+        )
+        reporter.trial(whole.trial, whole.measurement, reused=whole.reused)

@@ -19,7 +19,7 @@ from kvtune.autotune.baseline import (
 )
 from kvtune.autotune.conclude import conclude
 from kvtune.autotune.confirm import confirm, confirmed_before
-from kvtune.autotune.early_stop import EarlyStop
+from kvtune.autotune.early_stop import EarlyStop, finish_cut
 from kvtune.autotune.explore.kin import kin_of
 from kvtune.autotune.explore.loop import Exploration
 from kvtune.autotune.forecast.foresight import Foresight, foresight_of
@@ -129,6 +129,8 @@ class Tuning:
             if reason := hopeless_reason(baseline.measurement):
                 self.keeper.step("stop", reason)
             else:
+                if not self.rules.early_stop:
+                    finish_cut(self.so_far, self.tuning_set, self.reporter)
                 self._explore(context)
                 confirmed = self._confirmed(baseline)
         except KeyboardInterrupt:

@@ -95,6 +95,33 @@ def test_a_cut_trial_is_not_tried_again_unless_all_is(landscape, tuning_on):
     assert 64 in again
 
 
+def test_without_early_stop_what_an_earlier_run_cut_is_measured_to_its_end(landscape, tuning_on):
+    made, _ = searched(tuning_on, max_harm=Harm.LOSSLESS)
+    (cut,) = [e.trial for e in made.ledger.entries if e.measurement.status is Status.CUT]
+    count = len(landscape.asked)
+    again, decision = searched(tuning_on, max_harm=Harm.LOSSLESS, early_stop=False)
+    assert landscape.asked[count].trial == cut, "the same trial, once more"
+    assert landscape.points.count(cut.arguments) == 2
+    (whole,) = [e for e in again.ledger.entries if e.trial.number == cut.number]
+    assert whole.measurement.status is Status.OK
+    assert again.store.trial(again.study, cut.number).measurement.status is Status.OK
+    assert "cut" not in str(decision.rejected.get(cut.number))
+
+
+def test_what_was_cut_stays_so_where_no_time_is_left_to_measure_it(landscape, tuning_on):
+    searched(tuning_on, max_harm=Harm.LOSSLESS)
+    landscape.trial_s = 10
+    made = tuning_on(
+        base=ONLY_BLOCK_SIZE,
+        budget=Budget(trials=4, time_s=5.0),
+        max_harm=Harm.LOSSLESS,
+        early_stop=False,
+    )
+    made.run()
+    assert [e.measurement.status for e in made.ledger.entries].count(Status.CUT) == 1
+    assert "no time is left to measure to its end what an earlier run cut" in made.reporter.notes
+
+
 def test_the_sampler_is_told_that_a_cut_trial_was_pruned(landscape, tuning_on):
     made, _ = searched(tuning_on, max_harm=Harm.LOSSLESS)
     (cut,) = [e for e in made.ledger.entries if e.measurement.status is Status.CUT]
