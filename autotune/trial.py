@@ -15,47 +15,27 @@ from functools import partial
 from pathlib import Path
 
 import kvtune
-from kvtune.autotune.contamination import contamination
 from kvtune.autotune.interrupts import Interrupts
+from kvtune.autotune.replays import PutsLoad, Replays, death, fixed_load, silence
 from kvtune.autotune.reporting import Reporter
 from kvtune.engines.base import Engine, RunningServer, ServerSpec
 from kvtune.errors import BadInput, EngineError, StoreError
 from kvtune.policies.capacity import effective_kv_bytes, reported_kv_bytes
 from kvtune.policies.checkpoint import model_shape
 from kvtune.profilers.load import runtime
-from kvtune.profilers.load.cache import reset_prefix_cache
 from kvtune.profilers.load.client import Watch
-from kvtune.profilers.measure import (
-    LoadPlan,
-    ask_text,
-    replay_workload,
-    sent_requests,
-    without_text,
-)
+from kvtune.profilers.measure import LoadPlan, ask_text
 from kvtune.profilers.metrics.base import measure
 from kvtune.profilers.quality.canary import run_canary
-from kvtune.profilers.quality.traffic import health
 from kvtune.types import (
     Failure,
-    FailureClass,
     Goal,
     LoadRun,
     Measurement,
-    OutputHealth,
     Request,
     Status,
     Trial,
-    fingerprint_of,
 )
-
-TOLERATED_ERROR_SHARE = 0.01
-"""A replay with more failed requests than this is a failure. Latencies leave failed requests out,
-and the slowest are the first to fail: a p99 is about one request in a hundred, so with more than
-that missing it would describe a load that the server did not carry."""
-
-DYING_S = 2.0
-"""How long a crash may take from the first connection that is cut to the end of the process."""
-
 
 AtServer = Callable[[Trial, RunningServer, Measurement], Measurement]
 """Looks at a server once it was measured; returns the measurement with what came of that."""
@@ -87,13 +67,15 @@ def run_trial(
     label: str = "trial",
     afterwards: AtServer | None = None,
     watch: Watch | None = None,
+    load: PutsLoad = fixed_load,
 ) -> tuple[Measurement, tuple[LoadRun, ...]]:
     """Measure a trial on a server of its own; the raw runs are returned beside the measurement.
 
     `canary` asks the long-prompt canary before the load. `label` names the log file. `afterwards`
     gets the server once it was measured, before it is stopped, and has the last word on the
-    measurement. `watch` may cut the first repeat, which ends the trial. What was measured is not
-    lost to an interrupt: it is held until the caller has written the outcome down.
+    measurement. `load` puts the load on the server, and `watch` may cut the first replay of it,
+    which ends the trial. What was measured is not lost to an interrupt: it is held until the caller
+    has written the outcome down.
 
     Raises:
         StoreError: the log cannot be written.
@@ -104,6 +86,7 @@ def run_trial(
         served_model_name=bench.served_model_name,
         arguments=trial.arguments,
         environment=bench.environment,
+        reusable=trial.parent is None,
     )
     log_path = bench.log_dir / f"{label}-{trial.number}.log"
     try:
@@ -123,11 +106,13 @@ def run_trial(
     with server:
         bench.reporter.ready(server.start_s)
         measurement, runs = _measure(
-            trial, bench, requests, server, canary=canary, began=began, watch=watch
+            trial, bench, requests, server, canary=canary, began=began, watch=watch, load=load
         )
         bench.interrupts.hold()
         if afterwards is not None and measurement.status is Status.OK:
             measurement = afterwards(trial, server, measurement)
+        if measurement.failure is None:
+            server.keep()
         stopping = bench.clock()
     return measurement.model_copy(update={"stop_s": bench.clock() - stopping}), runs
 
@@ -141,137 +126,47 @@ def _measure(
     canary: bool,
     began: float,
     watch: Watch | None,
+    load: PutsLoad,
 ) -> tuple[Measurement, tuple[LoadRun, ...]]:
-    runs: list[LoadRun] = []
-    replays_s = 0.0
+    replays = Replays(trial, bench, server)
     answers: tuple[str, ...] | None = None
-    outputs: OutputHealth | None = None
     try:
         if canary:
-            report = runtime.run(
-                run_canary(
-                    partial(
-                        ask_text,
-                        server.endpoint,
-                        request_timeout_s=bench.plan.request_timeout_s,
-                        stall_timeout_s=bench.plan.stall_timeout_s,
-                        should_stop=server.failure,
-                    ),
-                    max_model_len_tokens=server.effective.max_model_len_tokens,
-                )
-            )
-            answers = tuple(answer.text for answer in report.answers)
-        for repeat in range(trial.repeats):
-            if repeat:
-                runtime.run(reset_prefix_cache(server.endpoint))
-            replaying = bench.clock()
-            run = runtime.run(
-                replay_workload(
-                    server.endpoint,
-                    requests,
-                    bench.plan,
-                    salt=salt_of(trial, repeat),
-                    max_model_len_tokens=server.effective.max_model_len_tokens,
-                    on_progress=bench.reporter.load,
-                    should_stop=server.failure,
-                    keep_text=repeat == 0,
-                    watch=watch if repeat == 0 else None,
-                )
-            )
-            replays_s += bench.clock() - replaying
-            if repeat == 0:
-                outputs = outputs_of(run, requests, bench.plan, server)
-                run = without_text(run)
-            failure = death(server, run) or request_failure(run)
-            if failure is None and not run.cut:
-                failure = contamination(run, requests, bench.plan, server.effective)
-            if failure is not None:
-                return _failed(failure, bench, began, server), tuple(runs)
-            runs.append(run)
-            if run.cut:
-                break
+            answers = _canary_answers(bench, server)
+        loaded = load(replays, requests, watch)
     except OSError as error:
-        failure = death(server) or _silence(error)
-        return _failed(failure, bench, began, server), tuple(runs)
-    measurement = measurement_of(runs, bench.goal, server, wall_s=bench.clock() - began)
+        return _failed(death(server) or silence(error), bench, began, server), ()
+    if loaded.failure is not None:
+        return _failed(loaded.failure, bench, began, server), loaded.runs
+    measurement = measurement_of(loaded.runs, bench.goal, server, wall_s=bench.clock() - began)
     shape = model_shape(bench.model)
-    load_s = sum(run.duration_s for run in runs)
     known: dict[str, object] = {
-        "warmup_s": max(0.0, replays_s - load_s),
-        "load_s": load_s,
+        "warmup_s": replays.warmup_s,
+        "load_s": replays.load_s,
         "canary_answers": answers,
-        "outputs": outputs,
+        "outputs": replays.outputs,
         "kv_bytes_per_token_predicted": None
         if shape is None
         else effective_kv_bytes(shape, trial.arguments, server.effective),
         "kv_bytes_per_token_observed": reported_kv_bytes(trial.arguments, server.effective),
     }
-    if cut := runs[0].cut:
-        sent = sent_requests(
-            requests, bench.plan, max_model_len_tokens=server.effective.max_model_len_tokens
+    return measurement.model_copy(update={**known, **loaded.known}), loaded.runs
+
+
+def _canary_answers(bench: Bench, server: RunningServer) -> tuple[str, ...]:
+    report = runtime.run(
+        run_canary(
+            partial(
+                ask_text,
+                server.endpoint,
+                request_timeout_s=bench.plan.request_timeout_s,
+                stall_timeout_s=bench.plan.stall_timeout_s,
+                should_stop=server.failure,
+            ),
+            max_model_len_tokens=server.effective.max_model_len_tokens,
         )
-        share = len(runs[0].records) / len(sent)
-        known |= {"status": Status.CUT, "share": share, "cut": cut, "outputs": None}
-    return measurement.model_copy(update=known), tuple(runs)
-
-
-def outputs_of(
-    run: LoadRun, requests: Sequence[Request], plan: LoadPlan, server: RunningServer
-) -> OutputHealth:
-    """What the answers of a replay that kept their text look like."""
-    sent = sent_requests(requests, plan, max_model_len_tokens=server.effective.max_model_len_tokens)
-    return health(
-        ((sent[record.index], record) for record in run.records),
-        block_tokens=server.effective.block_size_tokens,
     )
-
-
-def death(server: RunningServer, run: LoadRun | None = None) -> Failure | None:
-    """What the server died of. One that cut connections may take a moment until it is gone."""
-    is_silent = run is None or not (run.records or run.cut)
-    suspect = is_silent or (run is not None and any(not record.ok for record in run.records))
-    until_s = time.monotonic() + (DYING_S if suspect else 0.0)
-    while (failure := server.failure()) is None and time.monotonic() < until_s:
-        time.sleep(0.05)
-    return failure
-
-
-def _silence(error: OSError) -> Failure:
-    """The failure that an unanswered question is where the server itself seems fine."""
-    hangs = str(error).startswith(("stalled", "timeout"))
-    return Failure(
-        failure=FailureClass.HANG_UNDER_LOAD if hangs else FailureClass.REQUEST_ERRORS,
-        message=f"the server stopped answering: {error}",
-        fix="read the server's log",
-    )
-
-
-def salt_of(trial: Trial, repeat: int) -> int:
-    """What makes the prompts of this repeat differ from every other repeat's of the study."""
-    return int(fingerprint_of([trial.seed, trial.number, trial.repeats, repeat])[:7], 16)
-
-
-def request_failure(run: LoadRun) -> Failure | None:
-    """The failure that a replay's request errors amount to, if they do."""
-    if not run.records and not run.cut:
-        return Failure(
-            failure=FailureClass.HANG_UNDER_LOAD,
-            message="; ".join(run.warnings) or "the server answered no request of the warm-up",
-            fix="read the server's log",
-        )
-    failed = [record for record in run.records if not record.ok]
-    if len(failed) <= TOLERATED_ERROR_SHARE * len(run.records):
-        return None
-    stalled = sum("stalled" in (record.error or "") for record in failed)
-    kind = (
-        FailureClass.HANG_UNDER_LOAD if stalled > len(failed) / 2 else FailureClass.REQUEST_ERRORS
-    )
-    return Failure(
-        failure=kind,
-        message=f"{len(failed)} of {len(run.records)} requests failed; the first: "
-        f"{failed[0].error or 'no token came back'}",
-        fix="read the server's log; lower the load or raise the request timeout",
-    )
+    return tuple(answer.text for answer in report.answers)
 
 
 def measurement_of(

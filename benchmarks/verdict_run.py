@@ -17,7 +17,7 @@ from verdict_results import CAPACITY, FIRST_TOKEN, GOODPUT, STEP, ArmResult, Reg
 from kvtune.autotune.cli.options import make_plan
 from kvtune.autotune.forecast.tell import forecasts_of
 from kvtune.autotune.profiling import Subject, profile_of
-from kvtune.autotune.trial import death, request_failure
+from kvtune.autotune.replays import death, request_failure
 from kvtune.engines.base import RunningServer, ServerSpec
 from kvtune.engines.vllm.engine import VllmEngine
 from kvtune.errors import EngineError

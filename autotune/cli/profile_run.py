@@ -83,7 +83,7 @@ def attached(
         EngineError: it cannot be reached, or requests failed and nothing else is known of it.
     """
     from kvtune.autotune.profiling import Subject, as_told, profile_of
-    from kvtune.autotune.trial import request_failure
+    from kvtune.autotune.replays import request_failure
     from kvtune.engines.vllm.attach import attach
     from kvtune.errors import EngineError
     from kvtune.profilers.load import runtime
@@ -150,7 +150,7 @@ def launched(
         EngineError: it does not start, or requests failed and nothing else is known of it.
     """
     from kvtune.autotune.profiling import Subject, device_ceilings, profile_of
-    from kvtune.autotune.trial import death, request_failure
+    from kvtune.autotune.replays import death, request_failure
     from kvtune.engines.base import ServerSpec
     from kvtune.errors import EngineError
     from kvtune.kernels.device import detect_device

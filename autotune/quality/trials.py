@@ -24,7 +24,8 @@ from kvtune.autotune.quality.answers import Questions, answers_to, report_on
 from kvtune.autotune.quality.asking import STOCK, Asking, Known, LeftS, unlimited_s
 from kvtune.autotune.quality.sizing import asked_suites, own_suites
 from kvtune.autotune.quality.subjects import StartedSubject
-from kvtune.autotune.trial import Bench, death, failure_of
+from kvtune.autotune.replays import death
+from kvtune.autotune.trial import Bench, failure_of
 from kvtune.engines.base import RunningServer
 from kvtune.errors import EngineError
 from kvtune.profilers.quality.compare import Asked

@@ -109,7 +109,7 @@ def questioned(monkeypatch, landscape):
     made = Questioned()
     monkeypatch.setattr("kvtune.autotune.quality.trials.asked_suites", lambda: (Words(),))
     monkeypatch.setattr("kvtune.autotune.quality.subjects.ServerAsker", made.asker)
-    monkeypatch.setattr("kvtune.autotune.trial.DYING_S", 0.0)
+    monkeypatch.setattr("kvtune.autotune.replays.DYING_S", 0.0)
     landscape.serve = made.serve
     landscape.goodput = lambda arguments: 9.0 if is_harmful(arguments) else 1.0
     handlers = {number: signal.getsignal(number) for number in SIGNALS}

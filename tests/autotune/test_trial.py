@@ -9,11 +9,8 @@ from contracts.landscape import GOAL, Recorder, requests
 
 from kvtune.autotune.decide import meets_goal, objective_values
 from kvtune.autotune.fidelity import Race, pace_of
-from kvtune.autotune.trial import (
-    Bench,
-    run_trial,
-    salt_of,
-)
+from kvtune.autotune.replays import salt_of
+from kvtune.autotune.trial import Bench, run_trial
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.errors import BadInput
 from kvtune.profilers.load.client import ClosedLoop, OpenLoop
@@ -65,7 +62,7 @@ def trial_of(repeats=1, number=0, **arguments):
 @pytest.fixture
 def measured(engine, tmp_path, monkeypatch):
     """Run a trial with these engine arguments."""
-    monkeypatch.setattr("kvtune.autotune.trial.DYING_S", 0.5)
+    monkeypatch.setattr("kvtune.autotune.replays.DYING_S", 0.5)
 
     def run(
         load=None,
@@ -343,7 +340,7 @@ def test_the_seconds_of_a_trial_are_kept_by_what_they_went_into(measured):
 
 
 def test_hits_that_no_request_of_a_run_made_possible_are_a_failure(measured, monkeypatch):
-    monkeypatch.setattr("kvtune.autotune.trial.salt_of", lambda trial, repeat: 7)
+    monkeypatch.setattr("kvtune.autotune.replays.salt_of", lambda trial, repeat: 7)
 
     async def refused(endpoint):
         return False
@@ -352,7 +349,7 @@ def test_hits_that_no_request_of_a_run_made_possible_are_a_failure(measured, mon
     load = [Request(input_tokens=256, output_tokens=2) for _ in range(2)]
     fine, _ = measured(load=load, repeats=2)
     assert fine.status is Status.OK, "between repeats the cache is emptied"
-    monkeypatch.setattr("kvtune.autotune.trial.reset_prefix_cache", refused)
+    monkeypatch.setattr("kvtune.autotune.replays.reset_prefix_cache", refused)
     found, runs = measured(load=load, repeats=2)
     assert found.failure.failure is FailureClass.CONTAMINATED
     assert "of the prompt tokens beyond all that the requests share" in found.failure.message

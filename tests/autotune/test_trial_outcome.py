@@ -7,12 +7,8 @@ import pytest
 from contracts.decoding import Sequence, decode
 from contracts.landscape import GOAL
 
-from kvtune.autotune.trial import (
-    check_model,
-    measurement_of,
-    request_failure,
-    warnings_of,
-)
+from kvtune.autotune.replays import request_failure
+from kvtune.autotune.trial import check_model, measurement_of, warnings_of
 from kvtune.errors import BadInput
 from kvtune.types import (
     EffectiveConfig,

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from kvtune import __version__
-from kvtune.autotune.trial import request_failure
+from kvtune.autotune.replays import request_failure
 from kvtune.engines.base import RunningServer, ServerSpec
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.errors import BadInput, EngineError
