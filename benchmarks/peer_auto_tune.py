@@ -28,12 +28,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from peer_case import Arguments, Setting, cases, settings_text
+from peer_case import Arguments, Setting, cases, got_through, settings_text
 from peer_log import say
 from peer_search import Found
 from pydantic import JsonValue
 
-from kvtune.autotune.trial import death, request_failure
 from kvtune.engines.base import Engine, RunningServer, ServerSpec
 from kvtune.errors import EngineError, KvtuneError
 from kvtune.profilers.goal import goal_violations
@@ -162,9 +161,7 @@ class _Loaded:
                 should_stop=self.server.failure,
             )
         )
-        if (death(self.server, run) or request_failure(run)) is not None:
-            return None
-        return measure(run, case.limits)
+        return measure(run, case.limits) if got_through(run) else None
 
 
 def auto_tune(

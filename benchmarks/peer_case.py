@@ -18,7 +18,7 @@ from kvtune.profilers.goal import parse_goal
 from kvtune.profilers.measure import LoadPlan
 from kvtune.profilers.synthetic import SyntheticSpec, make_requests
 from kvtune.profilers.traces.prompts_jsonl import format_line
-from kvtune.types import Choice, Goal, Harm, PolicyStack, Request, Trial, Workload
+from kvtune.types import Choice, Goal, Harm, LoadRun, PolicyStack, Request, Trial, Workload
 
 FIXED = ("enforce-eager", "kv-cache-memory-bytes", "max-model-len")
 """What a server is given. A recorded surface fixes more, which here is left to whoever tunes."""
@@ -110,6 +110,12 @@ def write_workload(path: Path, requests: Sequence[Request]) -> None:
     """Write requests as `kvtune search --workload` reads them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(format_line(request) + "\n" for request in requests))
+
+
+def got_through(run: LoadRun) -> bool:
+    """Whether a replay carried its load: at most one request in a hundred failed."""
+    failed = sum(not record.ok for record in run.records)
+    return bool(run.records) and failed <= 0.01 * len(run.records)
 
 
 def settings_text(arguments: Arguments) -> str:

@@ -11,9 +11,8 @@ import argparse
 import json
 import sys
 
-from peer_case import Setting, cases
+from peer_case import Setting, cases, got_through
 
-from kvtune.autotune.trial import request_failure
 from kvtune.profilers.load import runtime
 from kvtune.profilers.measure import replay_workload
 from kvtune.profilers.metrics.base import measure
@@ -42,8 +41,8 @@ def main() -> None:
             max_model_len_tokens=limit if isinstance(limit, int) else None,
         )
     )
-    if (failure := request_failure(run)) is not None:
-        raise SystemExit(failure.message)
+    if not got_through(run):
+        raise SystemExit(f"requests failed: {run.warnings}")
     sys.stdout.write(json.dumps(measure(run, setting.case.limits)) + "\n")
 
 
