@@ -24,11 +24,17 @@ UNKNOWN_VOCAB_SIZE = 30_000
 """Token ids of length-only requests where the vocabulary is not known; the smallest in common use
 has 32,000."""
 
+WARMUP_MOST = 16
+"""Requests after which a warm-up ends, steady or not."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
     """How requests are sent. `vocab_size` bounds the token ids of length-only requests.
 
+    The warm-up has `warmup_requests`. With `warmup_most`, as many again follow until decode steps
+    are steady, at most so many in all. `at_boundary` says that the load is not fixed: `arrivals` is
+    where the search for the highest load that keeps the goal begins, see `autotune.boundary`.
     `warnings` say what is doubtful about the plan itself; every run of it carries them.
     """
 
@@ -36,6 +42,8 @@ class LoadPlan:
     fixed_length: bool = True
     default_output_tokens: int = 128
     warmup_requests: int = 4
+    warmup_most: int | None = None
+    at_boundary: bool = False
     vocab_size: int = UNKNOWN_VOCAB_SIZE
     request_timeout_s: float = 300.0
     stall_timeout_s: float = 120.0
@@ -44,16 +52,25 @@ class LoadPlan:
     @property
     def concurrency(self) -> int | None:
         """How many requests are in flight all the time; None where arrivals decide it."""
-        return self.arrivals.concurrency if isinstance(self.arrivals, ClosedLoop) else None
+        if self.at_boundary or not isinstance(self.arrivals, ClosedLoop):
+            return None
+        return self.arrivals.concurrency
 
     def key(self) -> dict[str, str | int | float | bool]:
-        """What of the plan a stored measurement depends on."""
-        return {
+        """What of the plan a stored measurement depends on.
+
+        Not `warmup_most`: a server that is steady after the first requests is sent no more, and of
+        one that is not, a longer warm-up gives the same figures more surely.
+        """
+        found: dict[str, str | int | float | bool] = {
             "arrivals": repr(self.arrivals),
             "fixed_length": self.fixed_length,
             "default_output_tokens": self.default_output_tokens,
             "warmup_requests": self.warmup_requests,
         }
+        if self.at_boundary:  # Without, it is what it was before there was a boundary.
+            found["load_at"] = "boundary"
+        return found
 
 
 def prepare_requests(
@@ -140,7 +157,7 @@ async def replay_workload(
             fix="raise --max-model-len or use a workload with shorter prompts",
         )
     warmup, _ = prepare_requests(
-        requests[: plan.warmup_requests],
+        requests[: plan.warmup_most or plan.warmup_requests],
         plan,
         endpoint,
         salt=salt + WARMUP_SALT_OFFSET,
@@ -152,6 +169,7 @@ async def replay_workload(
         prepared,
         plan.arrivals,
         warmup=warmup,
+        warmup_pass=None if plan.warmup_most is None else plan.warmup_requests,
         request_timeout_s=plan.request_timeout_s,
         stall_timeout_s=plan.stall_timeout_s,
         on_progress=on_progress,

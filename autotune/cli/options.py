@@ -310,7 +310,7 @@ def make_plan(
     from kvtune.errors import BadInput
     from kvtune.policies.checkpoint import vocab_size
     from kvtune.profilers.load.client import ClosedLoop, OpenLoop
-    from kvtune.profilers.measure import UNKNOWN_VOCAB_SIZE, LoadPlan
+    from kvtune.profilers.measure import UNKNOWN_VOCAB_SIZE, WARMUP_MOST, LoadPlan
 
     timed = all(request.arrival_s is not None for request in workload.requests)
     arrivals: OpenLoop | ClosedLoop
@@ -335,6 +335,7 @@ def make_plan(
         arrivals=arrivals,
         fixed_length=not natural_stop,
         default_output_tokens=output_tokens,
+        warmup_most=WARMUP_MOST,
         vocab_size=known or UNKNOWN_VOCAB_SIZE,
         request_timeout_s=request_timeout_s,
         stall_timeout_s=stall_timeout_s,

@@ -21,6 +21,7 @@ from kvtune.profilers.load.progress import Progress
 from kvtune.profilers.load.request import PreparedRequest
 from kvtune.profilers.load.runtime import allow_connections, quiet_collector
 from kvtune.profilers.load.summary import run_warnings
+from kvtune.profilers.load.warmup import pace_of
 from kvtune.profilers.scrape import Scraper
 from kvtune.types import Endpoint, Failure, LoadRun, RequestRecord
 
@@ -52,6 +53,7 @@ async def replay(
     arrivals: OpenLoop | ClosedLoop,
     *,
     warmup: Sequence[PreparedRequest] = (),
+    warmup_pass: int | None = None,
     request_timeout_s: float = 600.0,
     stall_timeout_s: float = 120.0,
     on_progress: OnProgress | None = None,
@@ -62,8 +64,9 @@ async def replay(
 ) -> LoadRun:
     """Send `requests` to `endpoint` as `arrivals` says and record every token.
 
-    `warmup` is sent first and left out of everything. Counters are read before and after the run,
-    gauges every `scrape_interval_s` (None: no reading at all; each one costs the server a few
+    `warmup` is sent first and left out of everything. With `warmup_pass`, so many of it are sent at
+    a time, and the rest is not once decode steps are steady. Counters are read before and after the
+    run, gauges every `scrape_interval_s` (None: no reading at all; each one costs the server a few
     milliseconds). `should_stop` is asked four times a second; when it returns a failure, requests
     in flight end with the error `stopped: ...` and the rest is not sent. The same happens, with
     `stalled: ...`, when requests are in flight and the server sends no byte on any connection for
@@ -86,12 +89,18 @@ async def replay(
     try:
         async with Scraper(endpoint) as scraper:
             follower = Follower(scraper)
-            if warmup:
-                warmed = _Replay(pool, warmup, *limits)
+            at_once = warmup_pass or len(warmup)
+            for first in range(0, len(warmup), at_once or 1):
+                warmed = _Replay(pool, warmup[first : first + at_once], *limits)
                 await warmed.run(ClosedLoop(_warmup_concurrency(arrivals)))
                 warnings += warmed.warmup_warnings()
                 if warmed.stop_reason is not None:
                     return LoadRun((), 0.0, 0.0, {}, {}, tuple(warnings))
+                pace = None if warmup_pass is None else pace_of(warmed.records())
+                if pace is None or pace.is_steady:
+                    break
+                if first + at_once >= len(warmup):
+                    warnings.append(f"still unsteady after {len(warmup)} warm-up requests: {pace}")
             is_followed = scrape_interval_s is not None and await follower.read()
             measured = _Replay(pool, requests, *limits, on_progress, keep_text, watch)
             with quiet_collector(), GpuSampler() as sampled:

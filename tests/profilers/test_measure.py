@@ -11,6 +11,7 @@ from kvtune.engines.base import ServerSpec
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.errors import BadInput
 from kvtune.profilers.load.client import ClosedLoop, OpenLoop
+from kvtune.profilers.load.warmup import Pace
 from kvtune.profilers.measure import (
     LoadPlan,
     ask_text,
@@ -115,6 +116,7 @@ def test_nothing_is_sent_that_the_server_would_refuse(requests, longest):
         LoadPlan(ClosedLoop(2), fixed_length=False),
         LoadPlan(ClosedLoop(2), default_output_tokens=64),
         LoadPlan(ClosedLoop(2), warmup_requests=0),
+        LoadPlan(ClosedLoop(2), at_boundary=True),
     ],
     ids=str,
 )
@@ -124,8 +126,18 @@ def test_plans_that_measure_something_else_have_other_keys(other):
     assert json.loads(json.dumps(plan.key())) == plan.key()
 
 
-def test_only_a_closed_loop_has_a_concurrency():
+def test_what_was_stored_before_a_setting_was_there_is_still_found():
+    assert LoadPlan(ClosedLoop(2), warmup_most=16).key() == {
+        "arrivals": "ClosedLoop(concurrency=2)",
+        "fixed_length": True,
+        "default_output_tokens": 128,
+        "warmup_requests": 4,
+    }
+
+
+def test_only_a_closed_loop_has_a_concurrency_and_only_where_it_is_fixed():
     assert LoadPlan(ClosedLoop(3)).concurrency == 3
+    assert LoadPlan(ClosedLoop(3), at_boundary=True).concurrency is None
     assert LoadPlan(OpenLoop()).concurrency is None
 
 
@@ -144,6 +156,23 @@ def test_a_replay_sends_everything_once_and_leaves_the_warm_up_out(server):
     assert [record.output_tokens for record in run.records] == [4] * 6
     assert run.counters["vllm:generation_tokens_total"] == 24
     assert run.counters["vllm:prefix_cache_hits_total"] == 0, "not even what the warm-up sent"
+
+
+@pytest.mark.parametrize(("most", "warmed"), [(None, 3), (16, 6)])
+def test_a_warm_up_that_never_gets_steady_has_a_limit(most, warmed, server, monkeypatch):
+    seen = []
+
+    def unsteady(records):
+        seen.extend(records)
+        return Pace(0.01, 0.02)
+
+    monkeypatch.setattr("kvtune.profilers.load.client.pace_of", unsteady)
+    load = [Request(input_tokens=32, output_tokens=4)] * 6
+    plan = LoadPlan(ClosedLoop(2), warmup_requests=3, warmup_most=most)
+    run = asyncio.run(replay_workload(server, load, plan, salt=5, max_model_len_tokens=2048))
+    assert len(run.records) == 6
+    assert len(seen) == (0 if most is None else warmed)
+    assert any("still unsteady after 6" in said for said in run.warnings) is (most is not None)
 
 
 def test_the_text_of_each_different_prompt_is_kept_once_and_only_where_it_is_wanted(server):
