@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from kvtune.autotune.decide import Candidate, decide, doubts
 from kvtune.autotune.so_far import SoFar
 from kvtune.autotune.standing import rejected
-from kvtune.types import Decision, Measurement, Workload
+from kvtune.types import Decision, Measurement, Outcome, Regret, Trial, Workload
 
 
 def conclude(
@@ -17,12 +17,14 @@ def conclude(
     *,
     concurrency: int | None,
     bound_by: Callable[[int], str],
+    regret: Callable[[Trial], Regret | None],
 ) -> Decision:
     """Decide with what was measured and, by the number of a trial, `confirmed`.
 
     `concurrency` is how many requests are in flight, where that is fixed; `bound_by` says what
-    limited the run of a trial. What was not confirmed
-    counts as it was measured, without its repeats: those are no rounds in common with others.
+    limited the run of a trial, and `regret` how far one may be from the best of the space. What was
+    not confirmed counts as it was measured, without its repeats: those are no rounds in common with
+    others.
     """
     gates, twins = so_far.gates, so_far.twins
     points = [entry for entry in so_far.points if entry.trial.number not in twins]
@@ -46,8 +48,11 @@ def conclude(
         bound_by=bound_by,
     )
     chosen = [entry for entry in points if entry.trial.number == decision.recommended]
+    is_met = decision.outcome is not Outcome.INFEASIBLE
+    found = next((regret(entry.trial) for entry in chosen if is_met), None)
     more = [
         *(said for entry in chosen if (said := gates.vouched(entry))),
+        *([] if found is None else [f"by all trials of the search together, {found.says}"]),
         *doubts(workload, concurrency, is_confirmed=bool(confirmed)),
     ]
-    return decision.model_copy(update={"reasons": (*decision.reasons, *more)})
+    return decision.model_copy(update={"reasons": (*decision.reasons, *more), "regret": found})

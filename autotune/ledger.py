@@ -25,7 +25,7 @@ from kvtune.types import (
     Trial,
 )
 
-RUNG_BASELINE, RUNG_LOSSLESS, RUNG_NEAR_LOSSLESS, RUNG_CONFIRM = 0, 1, 2, 9
+RUNG_BASELINE, RUNG_LOSSLESS, RUNG_NEAR_LOSSLESS, RUNG_REPEAT, RUNG_CONFIRM = 0, 1, 2, 8, 9
 
 
 @dataclass(frozen=True, slots=True)

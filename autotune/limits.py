@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal
 
 from pydantic import JsonValue
 
@@ -69,7 +70,8 @@ class Rules:
     """What may be tried: the worst harm, and whether harm waits until it is needed.
 
     Without `quality`, only the long-prompt canary looks at answers. Without `early_stop`, a trial
-    that turns out hopeless is measured to its end.
+    that turns out hopeless is measured to its end. `sampler` is who says what to try: "model" (of
+    what was measured, from simulations on), "tpe" (Optuna's), or whichever suits: "auto".
     """
 
     max_harm: Harm = Harm.NEAR_LOSSLESS
@@ -78,3 +80,4 @@ class Rules:
     remeasure: bool = False
     quality: QualityRules | None = None
     early_stop: bool = True
+    sampler: Literal["auto", "model", "tpe"] = "auto"

@@ -111,6 +111,19 @@ class Search:
             self._first.append(point)
         return is_new
 
+    @property
+    @_kept()
+    def has_queued(self) -> bool:
+        """Whether a point waits to be proposed before any that the sampler would choose."""
+        waiting = (TrialState.WAITING,)
+        return bool(self._first or self._study.get_trials(deepcopy=False, states=waiting))
+
+    @_kept()
+    def ask_at(self, space: SearchSpace, values: Mapping[str, JsonValue]) -> Proposal:
+        """Propose this point of `space`, as often as it is asked for, when nothing is queued."""
+        self._study.enqueue_trial(_encoded(space, values))
+        return self.ask(space)
+
     @_kept()
     def ask(self, space: SearchSpace) -> Proposal:
         """Propose a point of `space`. Every proposal must be told how it went."""
@@ -144,8 +157,7 @@ class Search:
                 if knob.is_active(values):
                     values[knob.knob.name] = _draw(self._rng, knob)
             if is_new(values):
-                self._study.enqueue_trial(_encoded(space, values))
-                return self.ask(space)
+                return self.ask_at(space, values)
         return None
 
     @_kept()
@@ -200,13 +212,13 @@ def _places(space: SearchSpace) -> dict[str, str]:
 def _suggest(trial: Trial, knob: SpaceKnob) -> JsonValue:
     spec = knob.knob
     if _ordered(knob):
-        return spec.choices[int(trial.suggest_int(spec.name, 0, len(spec.choices) - 1))]
+        return spec.choices[int(trial.suggest_int(knob.key, 0, len(spec.choices) - 1))]
     if spec.choices:
-        return cast(JsonValue, trial.suggest_categorical(spec.name, list(spec.choices)))
+        return cast(JsonValue, trial.suggest_categorical(knob.key, list(spec.choices)))
     low, high = _bounds(knob)
     if spec.kind == "int":
-        return int(trial.suggest_int(spec.name, int(low), int(high)))
-    return float(trial.suggest_float(spec.name, low, high))
+        return int(trial.suggest_int(knob.key, int(low), int(high)))
+    return float(trial.suggest_float(knob.key, low, high))
 
 
 def _ordered(knob: SpaceKnob) -> bool:
@@ -219,9 +231,9 @@ def _ordered(knob: SpaceKnob) -> bool:
 def _encoded(space: SearchSpace, values: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     encoded = dict(values)
     for knob in space.knobs:
-        name = knob.knob.name
-        if name in values and _ordered(knob):
-            encoded[name] = knob.knob.choices.index(values[name])
+        if (name := knob.knob.name) in values:
+            value = encoded.pop(name)
+            encoded[knob.key] = knob.knob.choices.index(value) if _ordered(knob) else value
     return encoded
 
 

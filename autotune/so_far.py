@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kvtune.autotune.confirm import merged
+from kvtune.autotune.explore.base import NOT_OF_THE_POINT
 from kvtune.autotune.gates import Gates
-from kvtune.autotune.ledger import RUNG_CONFIRM, Entry, Ledger
+from kvtune.autotune.ledger import RUNG_CONFIRM, RUNG_REPEAT, Entry, Ledger
 from kvtune.autotune.limits import Budget
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.spending import Finals, finals, needed_s
@@ -32,8 +34,17 @@ class SoFar:
 
     @property
     def points(self) -> list[Entry]:
-        """The measured trials without the confirmations."""
+        """The measured trials without those that measured a point once more."""
+        return [entry for entry in self.tried if entry.rung != RUNG_REPEAT]
+
+    @property
+    def tried(self) -> list[Entry]:
+        """All that a search measured before the confirmation, by number."""
         return [entry for entry in self.ledger.entries if entry.rung != RUNG_CONFIRM]
+
+    def repeats(self, number: int) -> list[Entry]:
+        """The trials that measured the point of a trial once more."""
+        return [entry for entry in self.tried if entry.trial.parent == number]
 
     @property
     def twins(self) -> dict[int, int]:
@@ -42,8 +53,8 @@ class SoFar:
 
     @property
     def distinct(self) -> list[Entry]:
-        """The measured trials, with those that run alike as one."""
-        return pooled(self.points)
+        """The measured trials, with those that run alike as one, each with its repeats."""
+        return pooled([self._with_repeats(entry) for entry in self.points])
 
     @property
     def stock(self) -> Measurement | None:
@@ -74,6 +85,15 @@ class SoFar:
         chosen = self.finals().chosen
         needed = needed_s(self.points, chosen, self.budget, self.quality, may_harm=may_harm)
         return needed <= self.left_s()
+
+    def _with_repeats(self, entry: Entry) -> Entry:
+        again = [one.measurement for one in self.repeats(entry.trial.number)]
+        measured = [
+            one
+            for one in again
+            if one.failure is None or one.failure.failure not in NOT_OF_THE_POINT
+        ]
+        return replace(entry, measurement=merged([entry.measurement, *measured]))
 
     def left_s(self) -> float:
         """The time that is left; infinite without a limit."""

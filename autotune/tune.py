@@ -22,6 +22,7 @@ from kvtune.autotune.confirm import confirm, confirmed_before
 from kvtune.autotune.early_stop import EarlyStop, finish_cut
 from kvtune.autotune.explore.kin import kin_of
 from kvtune.autotune.explore.loop import Exploration
+from kvtune.autotune.explore.sampler import proposer_by
 from kvtune.autotune.forecast.foresight import Foresight, foresight_of
 from kvtune.autotune.judging import judge_finalists
 from kvtune.autotune.ledger import RUNG_LOSSLESS, Entry, Ledger, RequestSet, TrialRunner
@@ -43,6 +44,7 @@ from kvtune.types import (
     Device,
     Harm,
     Measurement,
+    Regret,
     Request,
     Trial,
     Workload,
@@ -73,7 +75,9 @@ class Tuning:
     keeper: KeepsSteps = field(init=False)
     look: BaselineLook = field(init=False)
     quality: TrialQuality | None = field(init=False, default=None)
+    exploration: Exploration | None = field(init=False, default=None)
     interrupted: bool = field(init=False, default=False)
+    known: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(
@@ -122,6 +126,7 @@ class Tuning:
         limit_s = math.inf if self.budget.time_s is None else self.budget.time_s
         self.so_far.until_s = self.clock() + limit_s
         self.store.abandon_running(self.study)
+        self.known = len(self.so_far.tried)
         try:
             baseline = self._baseline()
             context = self._context(baseline)
@@ -182,15 +187,17 @@ class Tuning:
         return context
 
     def _explore(self, context: Context) -> None:
-        exploration = Exploration(
+        goal, seed = self.study.goal, self.rules.seed
+        self.exploration = exploration = Exploration(
             self.so_far,
             self.rules,
             self.tuning_set,
             context,
-            Search(self.study.name, self.store.url, seed=self.rules.seed),
+            Search(self.study.name, self.store.url, seed=seed),
             self.foresight,
             self.keeper,
             kin_of(self.study, self.store),
+            proposer_by(self.rules, self.foresight.forecaster, goal, context),
         )
         if levers := ", ".join(entry.knob.name for entry in exploration.lossless.knobs):
             self.keeper.step("rung", f"L1, lossless settings, tried together: {levers}")
@@ -225,9 +232,16 @@ class Tuning:
     def _conclude(self, confirmed: dict[int, Measurement]) -> Decision:
         flight = self.bench.plan.concurrency
         decision = conclude(
-            self.so_far, confirmed, self.workload, concurrency=flight, bound_by=self._bound_by
+            self.so_far,
+            confirmed,
+            self.workload,
+            concurrency=flight,
+            bound_by=self._bound_by,
+            regret=self._regret,
         )
         self.store.save_decision(self.study, decision)
+        if self.exploration is not None:
+            self.exploration.advice.end()
         return decision
 
     def _bound_by(self, number: int) -> str:
@@ -236,6 +250,19 @@ class Tuning:
         canary = entry.rung != RUNG_LOSSLESS
         runs = self.ledger.runs(entry.trial, self.tuning_set, canary=canary)
         return self.look.bound_by(entry, runs[0]) if runs else ""
+
+    def _regret(self, trial: Trial) -> Regret | None:
+        """How far a trial may be from the best one; who interrupts does not wait for it.
+
+        A search that measured nothing has nothing new to say.
+        """
+        before = self.store.decision(self.study)
+        is_new = len(self.so_far.tried) != self.known
+        if not is_new and before is not None and before.recommended == trial.number:
+            return before.regret
+        if self.exploration is None or self.interrupted:
+            return None
+        return self.exploration.regret(trial.stack.arguments)
 
 
 def _request_set(requests: tuple[Request, ...]) -> RequestSet:

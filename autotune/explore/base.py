@@ -14,7 +14,12 @@ from pydantic import JsonValue
 
 from kvtune.autotune.space import SearchSpace
 from kvtune.policies.base import Context
-from kvtune.types import FailureClass, Interval, PolicyStack, Stored
+from kvtune.types import FailureClass, Interval, PolicyStack, Regret
+
+NOT_OF_THE_POINT = frozenset(
+    {FailureClass.PORT_TAKEN, FailureClass.ENGINE_MISSING, FailureClass.CONTAMINATED}
+)
+"""Failures that say nothing about the arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +58,6 @@ class Pick:
     again: bool = False
 
 
-class Regret(Stored):
-    """How far the recommended point may be from the best one of the space.
-
-    `within` maps "1%", "2%" and "5%" to the probability that no point is better by more than that.
-    `bound_ratio` is by how much the best one is better at most, with 95% probability. `points` is
-    how many were looked at, measured or not.
-    """
-
-    within: dict[str, float]
-    bound_ratio: float
-    points: int
-    says: str
-
-
 class Proposer(Protocol):
     """Chooses what to measure. The first observation must be the baseline's."""
 
@@ -103,5 +94,13 @@ class Proposer(Protocol):
     def regret(
         self, recommended: Mapping[str, JsonValue], space: SearchSpace, ctx: Context
     ) -> Regret:
-        """How far the point with these arguments may be from the best one of `space`."""
+        """How far the point with these arguments may be from the best one of `space`.
+
+        Raises:
+            ValueError: no point of `space` is served by them.
+        """
+        ...
+
+    def left_out(self, space: SearchSpace, ctx: Context) -> Mapping[str, str]:
+        """Map a knob, or `knob=value`, to why it need not be tried."""
         ...

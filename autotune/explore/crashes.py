@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvtune.autotune.explore.base import NOT_OF_THE_POINT
 from kvtune.autotune.explore.surrogate import Field, Floats, Ints
 from kvtune.types import FailureClass
 
@@ -23,11 +24,6 @@ UNDER_LOAD = frozenset(
 )
 """Failures of servers that had started."""
 
-NOT_OF_THE_POINT = frozenset(
-    {FailureClass.PORT_TAKEN, FailureClass.ENGINE_MISSING, FailureClass.CONTAMINATED}
-)
-"""Failures that say nothing about the arguments."""
-
 LENGTH_AT = 1
 """Place of the length in the surrogate's grid over which crashes stay alike."""
 
@@ -35,29 +31,34 @@ EXPECTED, NOISE = 1.0, 0.1
 """What is expected of a point before anything was seen, and the variance of what is seen."""
 
 
-def chance_to_run(field: Field, rows: Ints, failures: Sequence[FailureClass | None]) -> Floats:
+def chance_to_run(
+    field: Field, rows: Ints, failures: Sequence[FailureClass | None], tasks: Floats
+) -> Floats:
     """The probability that each point starts and carries the load, (points,).
 
     Args:
         field: the points.
         rows: (launches,) which points were launched.
         failures: (launches,) what became of each; None: it ran.
+        tasks: (launches,) how alike the workload of each and this one are; 1: the same.
     """
     seen = [at for at, failure in enumerate(failures) if failure not in NOT_OF_THE_POINT]
     started = [at for at in seen if failures[at] is None or failures[at] in UNDER_LOAD]
     starts = np.array([1.0 if at in started else -1.0 for at in seen])
     carries = np.array([1.0 if failures[at] is None else -1.0 for at in started])
-    chance = _chance(field, rows[np.array(seen, dtype=np.intp)], starts)
-    chance *= _chance(field, rows[np.array(started, dtype=np.intp)], carries)
+    chance = np.ones(len(field.joint[LENGTH_AT]))
+    for launches, outcomes in ((seen, starts), (started, carries)):
+        chosen = np.array(launches, dtype=np.intp)
+        chance *= _chance(field, rows[chosen], outcomes, NOISE + (1 / tasks[chosen] - 1) ** 2)
     return chance
 
 
-def _chance(field: Field, rows: Ints, outcomes: Floats) -> Floats:
+def _chance(field: Field, rows: Ints, outcomes: Floats, noise: Floats) -> Floats:
     alike = (field.additive[LENGTH_AT] + field.joint[LENGTH_AT]) / 2
     if np.all(outcomes > 0):
         # Nothing ever failed: nothing is known to avoid.
         return np.ones(len(alike))
-    inside = alike[np.ix_(rows, rows)] + NOISE * np.eye(len(rows))
+    inside = alike[np.ix_(rows, rows)] + np.diag(noise)
     gain = np.linalg.solve(inside, alike[rows])
     mean = EXPECTED + (outcomes - EXPECTED) @ gain
     spread = np.sqrt(np.maximum(1 - (gain * alike[rows]).sum(axis=0), 0.0) + NOISE)

@@ -1,7 +1,8 @@
 """The trials of a search between its baseline and its confirmation: propose, measure, tell.
 
 Lossless levers come first. Near-lossless ones are unlocked when the lossless trials miss the goal,
-or when the user asks for them.
+or when the user asks for them. What to try next is said by a model of what was measured so far, or
+by the sampler where there is no model.
 """
 
 from __future__ import annotations
@@ -12,13 +13,22 @@ from dataclasses import dataclass, field
 from pydantic import JsonValue
 
 from kvtune.autotune.decide import mean_metrics, objective_values
+from kvtune.autotune.explore.advice import Advice
+from kvtune.autotune.explore.asking import TooLate
 from kvtune.autotune.explore.attributes import attributes_of, attributes_unmeasured
+from kvtune.autotune.explore.base import Proposer
 from kvtune.autotune.explore.kin import MOST, Kin, starts, told
 from kvtune.autotune.explore.unlock import unlock_reason
 from kvtune.autotune.forecast.foresight import Foresight
 from kvtune.autotune.guesses import first_guesses
 from kvtune.autotune.judging import judge_earlier
-from kvtune.autotune.ledger import RUNG_LOSSLESS, RUNG_NEAR_LOSSLESS, Entry, RequestSet
+from kvtune.autotune.ledger import (
+    RUNG_LOSSLESS,
+    RUNG_NEAR_LOSSLESS,
+    RUNG_REPEAT,
+    Entry,
+    RequestSet,
+)
 from kvtune.autotune.limits import Rules
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.search import Proposal, Search
@@ -28,13 +38,30 @@ from kvtune.autotune.standing import is_met_without_harm
 from kvtune.policies.base import Context
 from kvtune.policies.stack import describe
 from kvtune.profilers.goal import goal_violations
-from kvtune.types import Harm, PolicyStack, Status
+from kvtune.types import Harm, PolicyStack, Regret, Status
 
 LOSSLESS_SHARE = 0.6
 """Share of the budget after which a goal that lossless levers miss unlocks the next rung."""
 
+UNLIKELY, UNLIKELY_TRIALS = 0.05, 4
+"""Chance of a lossless point to meet the goal below which the next rung is unlocked at once, and
+the trials that must have been measured before anybody believes it."""
+
 SAMPLER_TRIES = 10
 """How often the sampler may propose what is known before a new point is drawn blindly."""
+
+REPEAT_SEED = 1000
+"""What the first repeat of a point adds to the seed; the rounds of a confirmation add less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """What is measured next, and why, if a model chose it. `again`: it is measured once more."""
+
+    proposal: Proposal
+    stack: PolicyStack
+    because: str = ""
+    again: Entry | None = None
 
 
 @dataclass(slots=True)
@@ -42,7 +69,7 @@ class Exploration:
     """The trials of one search, after the baseline; `run` is the whole of it.
 
     `context` is what is known once the baseline was measured. Trials replay `requests`. What `kin`
-    found best is tried early.
+    found best is tried early. Without a `proposer` the sampler says what to try.
     """
 
     so_far: SoFar
@@ -53,13 +80,16 @@ class Exploration:
     foresight: Foresight
     reporter: Reporter
     kin: Sequence[Kin] = ()
+    proposer: Proposer | None = None
     lossless: SearchSpace = field(init=False)
     widest: SearchSpace = field(init=False)
+    advice: Advice = field(init=False)
     noted: set[str] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.lossless = build_space(self.context, harm=Harm.LOSSLESS)
         self.widest = build_space(self.context, harm=self.rules.max_harm)
+        self.advice = Advice(self.proposer, self.so_far, self.context, self.kin)
 
     def run(self) -> None:
         """Measure trials until the budget, or what could be tried, is used up."""
@@ -74,9 +104,12 @@ class Exploration:
                 return
             if unlocked:
                 self._say_unlocked(is_exhausted=exhausted)
-            proposal, stack = self._propose(space)
-            if proposal is not None:
-                self._try(proposal, stack)
+            if not self.search.has_queued and (why := self.advice.stop(space)):
+                self.reporter.step("stop", why)
+                return
+            following = self._propose(space)
+            if following is not None:
+                self._try(following)
             elif unlocked or not self._unlocked(exhausted=True):
                 self.reporter.step(
                     "stop", "every configuration of this space was measured or cannot run"
@@ -85,6 +118,11 @@ class Exploration:
             else:
                 exhausted = True
 
+    def regret(self, arguments: Mapping[str, JsonValue]) -> Regret | None:
+        """How far a measured point may be from the best of what was searched; None if unknown."""
+        harmless = all(entry.trial.stack.harm is Harm.LOSSLESS for entry in self.so_far.points)
+        return self.advice.regret(arguments, self.lossless if harmless else self.widest)
+
     # --- the parts, in order ---
 
     def _begin(self) -> None:
@@ -92,7 +130,7 @@ class Exploration:
         self.search.recover()
         self.search.suggest_first(self.lossless, self.lossless.defaults)
         self._start_from_kin(self.widest if self.rules.explore_lossy else self.lossless)
-        if self.context.verdict is not None:
+        if not self.advice.is_given and self.context.verdict is not None:
             for values in first_guesses(self.lossless, self.context.verdict.bottleneck):
                 self.search.suggest_first(self.lossless, values)
         if quality := self.so_far.judging:
@@ -101,13 +139,13 @@ class Exploration:
 
     def _start_from_kin(self, space: SearchSpace) -> None:
         """Queue the best points of earlier studies, in at most half of the trials that are left."""
-        left = self.so_far.budget.trials - len(self.so_far.points)
+        left = self.so_far.budget.trials - len(self.so_far.tried)
         early = starts(self.kin, space, self.context, most=min(MOST, max(left // 2, 1)))
         if new := [one for one in early if self.search.suggest_first(space, one.values)]:
             self.reporter.note(told(new))
 
     def _affords_another(self) -> bool:
-        tried = len(self.so_far.points)
+        tried = len(self.so_far.tried)
         if tried >= self.so_far.budget.trials:
             self.reporter.step("stop", f"all {tried} trials of the budget are used")
             return False
@@ -122,10 +160,10 @@ class Exploration:
     def _unlocked(self, *, exhausted: bool) -> bool:
         """Whether near-lossless levers may be tried now; `exhausted`: lossless ones all were."""
         so_far, quality = self.so_far, self.so_far.quality
-        tried_enough = exhausted or len(so_far.points) >= LOSSLESS_SHARE * so_far.budget.trials
-        needed = tried_enough and not is_met_without_harm(so_far.goal, so_far.distinct)
         may_harm = len(self.widest.knobs) > len(self.lossless.knobs)
-        wanted = self.rules.explore_lossy or not self.lossless.knobs or (may_harm and needed)
+        needed = may_harm and not is_met_without_harm(so_far.goal, so_far.distinct)
+        needed = needed and (exhausted or self._lossless_had_its_share())
+        wanted = self.rules.explore_lossy or not self.lossless.knobs or needed
         if not (wanted and may_harm and quality):
             return wanted
         if not (refused := quality.refusal()) and so_far.has_time(may_harm=True):
@@ -134,19 +172,55 @@ class Exploration:
         self._note_once(f"settings that may change answers are not tried any more: {why}")
         return False
 
-    def _propose(self, space: SearchSpace) -> tuple[Proposal | None, PolicyStack]:
-        """A point that was not measured yet; what cannot fit is told to the sampler unmeasured."""
+    def _lossless_had_its_share(self) -> bool:
+        """Whether lossless levers were tried enough, or what is left of them is hopeless."""
+        tried = len(self.so_far.tried)
+        if tried >= LOSSLESS_SHARE * self.so_far.budget.trials or "unlikely" in self.noted:
+            return True
+        if tried >= UNLIKELY_TRIALS and self.advice.chance(self.lossless) < UNLIKELY:
+            self.noted.add("unlikely")
+        return "unlikely" in self.noted
+
+    def _propose(self, space: SearchSpace) -> Following | None:
+        """What is to be measured next; None when nothing is left."""
+        while self.search.has_queued:
+            if (found := self._launchable(space, self.search.ask(space))) is not None:
+                return found
+        if self.advice.is_given:
+            return self._advised(space)
         for _ in range(SAMPLER_TRIES):
-            proposal = self.search.ask(space)
-            stack = stack_from(space, proposal.values, self.context)
-            if (known := self._known(stack)) is not None:
-                self._tell(proposal, known)
-            elif reason := infeasible_reason(stack, self.context):
-                self._note_once(reason, f"not launched, {describe(stack)} and others alike: ")
-                self.search.describe(proposal, attributes_unmeasured(stack, reason))
-                self.search.tell_failed(proposal)
-            else:
-                return proposal, stack
+            if (found := self._launchable(space, self.search.ask(space))) is not None:
+                return found
+        return self._drawn(space)
+
+    def _launchable(self, space: SearchSpace, proposal: Proposal) -> Following | None:
+        """A proposal that is new; what is known or cannot fit is told to the sampler unmeasured."""
+        stack = stack_from(space, proposal.values, self.context)
+        if (known := self._known(stack)) is not None:
+            self._tell(proposal, known)
+        elif reason := infeasible_reason(stack, self.context):
+            self._note_once(reason, f"not launched, {describe(stack)} and others alike: ")
+            self.search.describe(proposal, attributes_unmeasured(stack, reason))
+            self.search.tell_failed(proposal)
+        else:
+            return Following(proposal, stack)
+        return None
+
+    def _advised(self, space: SearchSpace) -> Following | None:
+        """What the model chooses, or any new point if it takes too long."""
+        self._say_left_out(space)
+        try:
+            pick = self.advice.pick(space)
+        except TooLate as late:
+            self._note_once(f"a point was drawn at random where the model gave none: {late}")
+            return self._drawn(space)
+        if pick is None:
+            return None
+        proposal = self.search.ask_at(space, pick.values)
+        return Following(proposal, pick.stack, pick.because, self._known(pick.stack))
+
+    def _drawn(self, space: SearchSpace) -> Following | None:
+        """Any new point that can start."""
 
         def is_new(values: Mapping[str, JsonValue]) -> bool:
             stack = stack_from(space, values, self.context)
@@ -154,33 +228,44 @@ class Exploration:
 
         drawn = self.search.ask_new(space, is_new)
         if drawn is None:
-            return None, PolicyStack()
-        return drawn, stack_from(space, drawn.values, self.context)
+            return None
+        return Following(drawn, stack_from(space, drawn.values, self.context))
 
-    def _try(self, proposal: Proposal, stack: PolicyStack) -> None:
-        number = len(self.so_far.points) + 1
-        of = self.so_far.budget.trials
-        self.reporter.phase(f"Measuring {number} of {of}: {describe(stack)}")
-        self.foresight.tell(stack)
+    def _try(self, following: Following) -> None:
+        proposal, stack = following.proposal, following.stack
+        number = len(self.so_far.tried) + 1
+        of, once_more = self.so_far.budget.trials, " once more" if following.again else ""
+        self.reporter.phase(f"Measuring {number} of {of}{once_more}: {describe(stack)}")
+        if following.because:
+            self.search.describe(proposal, {"because": following.because})
         try:
-            entry = self._measure(stack, proposal)
-            if not entry.reused:
-                self.foresight.measured(entry.trial, entry.measurement)
-            if quality := self.so_far.judging:
-                quality.judge(entry)
+            if following.again is None:
+                entry = self._measured(following)
+            else:
+                entry = following.again
+                self._repeat(entry, proposal)
         except KeyboardInterrupt:
             self.search.tell_stopped(proposal)
             raise
+        self._tell(proposal, entry)
+
+    def _measured(self, following: Following) -> Entry:
+        """Measure a new point, and say what is to be said of it."""
+        self.foresight.tell(following.stack)
+        entry = self._measure(following.stack, following.proposal)
+        number = entry.trial.number
+        if not entry.reused:
+            self.foresight.measured(entry.trial, entry.measurement)
+        if quality := self.so_far.judging:
+            quality.judge(entry)
         if reason := self.so_far.gates.objection(entry):
-            number = entry.trial.number
             self.reporter.step("note", f"trial {number} is out: {reason}", trial=number)
-        if entry.trial.number in (twins := self.so_far.twins):
-            twin = twins[entry.trial.number]
+        if number in (twins := self.so_far.twins):
             self.reporter.note(
-                f"the engine runs trial {entry.trial.number} exactly as trial {twin}: it counts as "
+                f"the engine runs trial {number} exactly as trial {twins[number]}: it counts as "
                 "a repeat of that one"
             )
-        self._tell(proposal, entry)
+        return entry
 
     def _measure(self, stack: PolicyStack, proposal: Proposal) -> Entry:
         """Measure a trial; the server of one that may change answers is asked about quality."""
@@ -198,6 +283,21 @@ class Exploration:
         )
         self.reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
         return entry
+
+    def _repeat(self, first: Entry, proposal: Proposal) -> None:
+        """Measure the point of a trial once more, with fresh prompts."""
+        number = first.trial.number
+        entry = self.so_far.ledger.run(
+            first.trial.stack,
+            self.requests,
+            repeats=1,
+            seed=self.rules.seed + REPEAT_SEED + len(self.so_far.repeats(number)),
+            rung=RUNG_REPEAT,
+            canary=False,
+            parent=number,
+            optuna_number=proposal.optuna_number,
+        )
+        self.reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
 
     def _tell(self, proposal: Proposal, entry: Entry) -> None:
         """Tell the sampler what a trial gave, together with all that run as it does."""
@@ -236,9 +336,21 @@ class Exploration:
                 is_asked_for=self.rules.explore_lossy,
                 has_lossless=bool(self.lossless.knobs),
                 is_exhausted=is_exhausted,
+                is_unlikely="unlikely" in self.noted,
             )
             self.reporter.step("unlock", says)
             self._start_from_kin(self.widest)
+
+    def _say_left_out(self, space: SearchSpace) -> None:
+        if "left out" in self.noted:
+            return
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in self.advice.left_out(space).items():
+            by_reason.setdefault(reason, []).append(name)
+        if by_reason:
+            self.noted.add("left out")
+            parts = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+            self.reporter.note(f"not tried: {'; '.join(parts)}")
 
     def _note_once(self, reason: str, about: str = "") -> None:
         if reason not in self.noted:

@@ -8,6 +8,7 @@ the choice most, by the chance that it runs at all and, where time is short, by 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,20 +16,19 @@ import numpy as np
 from pydantic import JsonValue
 
 from kvtune.autotune.explore.acquire import Outlook, worth
-from kvtune.autotune.explore.base import Observation, Pick, Regret
+from kvtune.autotune.explore.base import NOT_OF_THE_POINT, Observation, Pick
 from kvtune.autotune.explore.candidates import key_of
-from kvtune.autotune.explore.crashes import NOT_OF_THE_POINT, chance_to_run
-from kvtune.autotune.explore.prior import Foretell, Foretold, Prior, simulated_by
+from kvtune.autotune.explore.crashes import chance_to_run
+from kvtune.autotune.explore.prior import Foretell, Foretold, Prior
 from kvtune.autotune.explore.region import Region
 from kvtune.autotune.explore.regret import WITHIN, excess, regret_of
-from kvtune.autotune.explore.responses import RATE, SHARE, noise_of_responses, responses_of, score
+from kvtune.autotune.explore.responses import RATE, SHARE, responses_of, score
 from kvtune.autotune.explore.stopping import why_stop
 from kvtune.autotune.explore.surrogate import Beliefs, Floats, Ints, Samples, fit
-from kvtune.autotune.forecast.predict import Forecaster
 from kvtune.autotune.space import SearchSpace
 from kvtune.policies.base import Context
 from kvtune.profilers.metrics.base import metric_of
-from kvtune.types import Goal, Interval
+from kvtune.types import Goal, Interval, Regret
 
 SCALES: Mapping[str, float] = {RATE: 1.0, SHARE: 4.0}
 LIMIT_SCALE = 2.0
@@ -59,13 +59,18 @@ _NORMAL = np.array([-1.5, -0.8, -0.25, 0.25, 0.8, 1.5])
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What is believed of a region now. `runs` is 0 where a point failed or lies outside."""
+    """What is believed of a region now. `runs` is 0 where a point failed or lies outside.
+
+    `seen` are the points that were tried, `measured` those of them that have figures, and `settled`
+    those that another trial could tell nothing of: given up early, or lost to the machine.
+    """
 
     region: Region
     outlook: Outlook
     runs: Floats
     measured: Ints
     seen: frozenset[int]
+    settled: Ints
 
     @property
     def is_open(self) -> bool:
@@ -82,6 +87,8 @@ class ModelProposer:
         foretell: what is expected of arguments before they are measured; None: nothing is.
         noise: standard deviation of one measurement of a response in natural logs, by its name.
         seed: of all draws. With equal observations and seeds the same is proposed.
+        patience_s: how long simulations may take before an answer; what is not simulated by then
+            is left for the next question.
     """
 
     def __init__(
@@ -92,8 +99,10 @@ class ModelProposer:
         foretell: Foretell | None = None,
         noise: Mapping[str, float] | None = None,
         seed: int = 0,
+        patience_s: float = math.inf,
     ) -> None:
         self._goal, self._requests, self._seed = goal, requests, seed
+        self._patience_s = patience_s
         self._prior = Prior(foretell)
         self._noise = {**NOISE, **(noise or {})}
         self._seen: list[Observation] = []
@@ -135,7 +144,7 @@ class ModelProposer:
             return ""
         behind = excess(view.outlook, best, view.runs)
         return why_stop(
-            trials=len(self._seen),
+            trials=sum(one.task == 1 for one in self._seen),
             trials_left=trials_left,
             within=float((behind <= WITHIN["2%"]).mean()),
             worth=max(0.0, float(self._gains(view).max())),
@@ -163,7 +172,11 @@ class ModelProposer:
     def regret(
         self, recommended: Mapping[str, JsonValue], space: SearchSpace, ctx: Context
     ) -> Regret:
-        """How far the point with these arguments may be from the best one of `space`."""
+        """How far the point with these arguments may be from the best one of `space`.
+
+        Raises:
+            ValueError: no point of `space` is served by them.
+        """
         view = self._view(space, ctx)
         row = view.region.row_of(recommended)
         if row is None:
@@ -183,10 +196,14 @@ class ModelProposer:
         count, view = self._views.get(name, (-1, None))
         if view is None or count != len(self._seen):
             region = self._regions[name]
+            until_s = time.monotonic() + self._patience_s
+            region.look(until_s)
             if view is not None:
                 likely = view.outlook.expected() * (view.runs > 0)
                 best = self._best(view)
-                region.grow([int(likely.argmax()), *([] if best is None else [best])])
+                region.grow([int(likely.argmax()), *([] if best is None else [best])], until_s)
+            for one in self._seen:
+                region.include(one.arguments)
             view = self._believed(region)
             self._views[name] = len(self._seen), view
         return view
@@ -205,7 +222,8 @@ class ModelProposer:
         arguments = [*(point.stack.arguments for point in region.points), *outside.values()]
         told = self._told(arguments)
         failures = [one.failure for one in self._seen]
-        runs = chance_to_run(field, np.array(rows, dtype=np.intp), failures)
+        tasks = np.array([one.task for one in self._seen])
+        runs = chance_to_run(field, np.array(rows, dtype=np.intp), failures, tasks)
         runs[inside:] = 0.0
         mine = [(row, one) for row, one in zip(rows, self._seen, strict=True) if one.task == 1]
         for row, one in mine:
@@ -227,7 +245,9 @@ class ModelProposer:
                 seed=self._seed + at,
             )
         seen = frozenset(row for row, _ in mine if row < inside)
-        return _View(region, Outlook(beliefs), runs, measured, seen)
+        whole = {row for row, one in mine if one.failure is None and one.share == 1}
+        settled = np.array(sorted(seen - whole), dtype=np.intp)
+        return _View(region, Outlook(beliefs), runs, measured, seen, settled)
 
     def _names(self) -> list[str]:
         """The responses that were measured, the rate among them in any case."""
@@ -305,6 +325,7 @@ class ModelProposer:
         gains = worth(view.outlook, view.measured) * view.runs
         best = float(view.outlook.expected()[view.measured].max(initial=0.0))
         found: Floats = gains - FAILURE_COST * best * (1 - view.runs)
+        found[view.settled] = np.minimum(found[view.settled], 0.0)
         return found
 
     def _best(self, view: _View) -> int | None:
@@ -355,16 +376,3 @@ class ModelProposer:
             if (best := self._best(view)) is not None:
                 because += f", {view.outlook.middle()[best]:.3g} of the best so far"
         return Pick(dict(point.values), point.stack, because, expected, again)
-
-
-def proposer_from(forecaster: Forecaster | None, goal: Goal, *, seed: int) -> ModelProposer:
-    """The proposer of a search whose baseline `forecaster` knows; without one nothing is told."""
-    if forecaster is None:
-        return ModelProposer(goal, seed=seed)
-    return ModelProposer(
-        goal,
-        requests=len(forecaster.baseline.requests),
-        foretell=simulated_by(forecaster),
-        noise=noise_of_responses(forecaster.calibration.noise, goal),
-        seed=seed,
-    )

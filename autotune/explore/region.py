@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from pydantic import JsonValue
@@ -23,7 +25,7 @@ from kvtune.autotune.explore.candidates import (
 )
 from kvtune.autotune.explore.prior import Foretold, Prior
 from kvtune.autotune.explore.surrogate import Field, Floats, field_over
-from kvtune.autotune.space import SearchSpace
+from kvtune.autotune.space import SearchSpace, infeasible_reason, stack_from
 from kvtune.policies.base import Context
 
 FORETOLD_FIRST = 200
@@ -42,6 +44,7 @@ GROWN = 20
 class Region:
     """Points of a space. Those with equal simulated runs are one point: the simplest of them.
 
+    It is empty until it was asked to `look`, which may be ended when it has taken too long.
     `score` ranks what is foretold, higher is better.
     """
 
@@ -62,28 +65,50 @@ class Region:
         self._rng = random.Random(seed)
         self._fields: dict[tuple[str, ...], Field] = {}
         self._seed = seed
-        self._begin()
+        self._ahead = self._first()
 
     def row_of(self, arguments: Mapping[str, JsonValue]) -> int | None:
         """Which point these arguments serve; None if none of this region's."""
         return self._rows.get(key_of(arguments))
 
-    def grow(self, around: Sequence[int]) -> None:
-        """Add points next to these, as far as there are any."""
+    def look(self, until_s: float = math.inf) -> None:
+        """Add the points that are to be looked at from the start.
+
+        It ends at `until_s` of the monotonic clock, with at least one point more, and goes on from
+        there when it is called again.
+        """
+        for one in self._ahead:
+            self._add(one)
+            if time.monotonic() >= until_s:
+                return
+
+    def include(self, arguments: Mapping[str, JsonValue]) -> None:
+        """Add the point that these arguments serve, if the space has it."""
+        if self.row_of(arguments) is not None or beyond(self.space, arguments):
+            return
+        one = candidate(self.space, values_of(self.space, arguments), self.ctx)
+        if one is not None and one.key == key_of(arguments):
+            self._add(one)
+
+    def grow(self, around: Sequence[int], until_s: float = math.inf) -> None:
+        """Add points next to these, as far as there are any, and as far as time goes."""
         for row in dict.fromkeys(around):
             if row in self._surrounded:
                 continue
             found = [one for one in self._near(row) if one.key not in self._rows]
             self._rng.shuffle(found)
-            self._add(found[:GROWN])
+            for one in found[:GROWN]:
+                if time.monotonic() >= until_s:
+                    return
+                self._add(one)
             if len(found) <= GROWN:
                 self._surrounded.add(row)
 
     def left_out(self) -> dict[str, str]:
         """Map a knob, or `knob=value`, to why it is not tried, as refusals of a space do.
 
-        A value is left out if the simulated runs are equal to those of another one, both beside the
-        defaults and beside the best point that is foretold.
+        A value is left out if the simulated runs are equal to those of another one, or if nothing
+        starts with it, both beside the defaults and beside the best point that is foretold.
         """
         best = self._best()
         centres = (
@@ -99,6 +124,9 @@ class Region:
             for value in [default, *others]:
                 rows = tuple(self._row_at({**centre, name: value}) for centre in centres)
                 alike.setdefault(rows, []).append(value)
+            for value in alike.get((None,) * len(centres), ()):
+                stack = stack_from(self.space, {**self.space.defaults, name: value}, self.ctx)
+                found[f"{name}={value}"] = infeasible_reason(stack, self.ctx) or "it cannot start"
             groups = [group for rows, group in alike.items() if None not in rows]
             if [len(group) for group in groups] == [1 + len(others)]:
                 found[name] = "no value of it changes anything for this load"
@@ -141,23 +169,23 @@ class Region:
             self._fields = {key: field_over(*self.places(outside), self._seed)}
         return self._fields[key]
 
-    def _begin(self) -> None:
+    def _first(self) -> Iterator[Candidate]:
+        """What is looked at from the start; each is added before the next one is chosen."""
         everything = candidates(self.space, self.ctx, most=DRAWN, rng=self._rng)
         if self._prior.foretell is None or len(everything) <= FORETOLD_FIRST:
-            self._add(everything)
+            yield from everything
             if is_enumerated(self.space):
                 self._surrounded = {*range(len(self.points))}
             return
-        self._add(one for one in everything if len(one.stack.choices) <= 1)
+        yield from (one for one in everything if len(one.stack.choices) <= 1)
         asked, best = len(self._rows), -1
         while asked < SOUGHT_SHARE * FORETOLD_FIRST and (found := self._best()) not in (best, None):
             best = found
-            near = self._near(best)
-            self._add(near[: FORETOLD_FIRST - asked])
+            yield from self._near(best)[: FORETOLD_FIRST - asked]
             asked = len(self._rows)
         rest = [one for one in everything if one.key not in self._rows]
         self._rng.shuffle(rest)
-        self._add(rest[: max(0, FORETOLD_FIRST - asked)])
+        yield from rest[: max(0, FORETOLD_FIRST - asked)]
 
     def _best(self) -> int | None:
         """The point of which the best is foretold."""
@@ -165,19 +193,18 @@ class Region:
         ranked = [(self._score(known), -row) for known, row in told if known is not None]
         return -max(ranked)[1] if ranked else None
 
-    def _add(self, found: Iterable[Candidate]) -> None:
-        for one in found:
-            if one.key in self._rows:
-                continue
-            told = self._prior.of(one.stack.arguments)
-            same = None if told is None else self._courses.get(told.course)
-            if same is not None:
-                self._rows[one.key] = same
-                if len(one.stack.arguments) < len(self.points[same].stack.arguments):
-                    self.points[same] = one
-                    self._fields.clear()
-                continue
+    def _add(self, one: Candidate) -> None:
+        if one.key in self._rows:
+            return
+        told = self._prior.of(one.stack.arguments)
+        same = None if told is None else self._courses.get(told.course)
+        if same is None:
             self._rows[one.key] = len(self.points)
             if told is not None:
                 self._courses[told.course] = len(self.points)
             self.points.append(one)
+            return
+        self._rows[one.key] = same
+        if len(one.stack.arguments) < len(self.points[same].stack.arguments):
+            self.points[same] = one
+            self._fields.clear()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from kvtune.autotune.explore.acquire import Outlook
-from kvtune.autotune.explore.base import Regret
 from kvtune.autotune.explore.surrogate import Floats
+from kvtune.types import Regret
 
 WITHIN = {"1%": 0.01, "2%": 0.02, "5%": 0.05}
 SURE = 0.95
@@ -39,11 +39,11 @@ def regret_of(outlook: Outlook, chosen: int, runs: Floats) -> Regret:
     bound = float(min(MOST, np.sort(behind)[int(np.ceil(SURE * len(behind))) - 1]))
     points = int((runs > 0).sum())
     if (risk := float(np.isinf(behind).mean())) > 1 - SURE:
-        rest = f"it misses a limit itself with a probability of {risk:.0%}"
+        rest = f"with {risk:.0%} it misses a limit itself"
     else:
-        rest = f"no point is better by more than {bound:.0%} with a probability of {SURE:.0%}"
+        rest = f"with {SURE:.0%} none is better by more than {bound:.0%}"
     says = (
-        f"within 2% of the best of {points:,} points with a probability of "
-        f"{within['2%']:.0%}; {rest}"
+        f"with {within['2%']:.0%} probability it is within 2% of the best of {points:,} "
+        f"configurations, and {rest}"
     )
     return Regret(within=within, bound_ratio=bound, points=points, says=says)

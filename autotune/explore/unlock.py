@@ -16,11 +16,12 @@ def unlock_reason(
     is_asked_for: bool,
     has_lossless: bool,
     is_exhausted: bool,
+    is_unlikely: bool,
 ) -> str:
     """Why near-lossless settings are tried from now on, in one sentence.
 
     `points` were measured so far, those that run alike as one. `is_exhausted`: all lossless
-    configurations were tried, or cannot run.
+    configurations were tried, or cannot run. `is_unlikely`: those that are left hardly can.
     """
     lossless = [entry for entry in points if entry.trial.stack.harm is Harm.LOSSLESS]
     met = sum(meets_goal(goal, entry.measurement) for entry in lossless)
@@ -31,6 +32,8 @@ def unlock_reason(
         why = "no lossless setting can be searched here"
     elif is_exhausted:
         why = "no lossless configuration is left"
+    elif is_unlikely:
+        why = "no lossless configuration that is left is likely to meet the goal"
     else:
         why = "the lossless share of the budget is spent and the goal is missed"
     return f"settings that may change answers are tried from here on: {why}; {stood}"

@@ -93,6 +93,11 @@ class Foresight:
                 experience_of(self.store, self.study.device, self.study.engine),
             )
 
+    @property
+    def forecaster(self) -> Forecaster | None:
+        """What simulates the baseline's load; None before it was learnt, or if it cannot be."""
+        return self._forecaster
+
     def tell(self, stack: PolicyStack) -> None:
         """Forecast a stack that is about to be measured."""
         if self._forecaster is None or not stack.arguments:

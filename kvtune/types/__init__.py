@@ -32,7 +32,7 @@ from kvtune.types.base import (
     WorkloadFingerprint,
     fingerprint_of,
 )
-from kvtune.types.decision import Decision, Outcome, ServingConfig, Setting
+from kvtune.types.decision import Decision, Outcome, Regret, ServingConfig, Setting
 from kvtune.types.load import (
     AnswerFault,
     BrokenAnswer,
@@ -75,6 +75,7 @@ __all__ = [
     "QualityFigure",
     "QualityPoint",
     "QualityReport",
+    "Regret",
     "Request",
     "RequestRecord",
     "ServingConfig",

@@ -20,6 +20,20 @@ class Outcome(StrEnum):
     NOTHING_MEASURED = "nothing-measured"
 
 
+class Regret(Stored):
+    """How far the recommended point may be from the best one of the space.
+
+    `within` maps "1%", "2%" and "5%" to the probability that no point is better by more than that.
+    `bound_ratio` is by how much the best one is better at most, with 95% probability. `points` is
+    how many were looked at, measured or not.
+    """
+
+    within: dict[str, float]
+    bound_ratio: float
+    points: int
+    says: str
+
+
 class Decision(Stored):
     """Which trial to ship and why; `recommended` is also set when there is no clear winner."""
 
@@ -32,6 +46,7 @@ class Decision(Stored):
     gain_ratio: Interval | None = None
     reasons: tuple[str, ...] = ()
     rejected: dict[int, str] = Field(default_factory=dict)
+    regret: Regret | None = None
 
 
 class Setting(Stored):

@@ -35,6 +35,7 @@ def search(tuning_on, questioned, landscape, monkeypatch):
             budget=Budget(trials=trials, time_s=time_s, finalists=1, confirm_rounds=2),
             quality=QualityRules(),
             engine=questioned.engine,
+            sampler="tpe",  # It stops for nothing but its budget, which is what is tested here.
             **rules,
         )
         tuning.quality.bench = replace(tuning.bench, clock=landscape.clock)

@@ -12,9 +12,12 @@ AT_START, UNDER_LOAD = FailureClass.CRASH_AT_START, FailureClass.CRASH_UNDER_LOA
 
 
 def chances(*seen):
-    return chance_to_run(
-        LINE, np.array([row for row, _ in seen], dtype=np.intp), [f for _, f in seen]
-    )
+    return chances_of(*((row, failure, 1.0) for row, failure in seen))
+
+
+def chances_of(*seen):
+    rows, failures, tasks = zip(*seen, strict=True) if seen else ((), (), ())
+    return chance_to_run(LINE, np.array(rows, dtype=np.intp), failures, np.array(tasks))
 
 
 def test_nothing_is_avoided_before_something_failed():
@@ -40,6 +43,11 @@ def test_who_crashes_under_load_has_started():
     both = chances((0, UNDER_LOAD), (4, AT_START))
     only = chances((0, UNDER_LOAD), (4, UNDER_LOAD))
     assert both[2] > only[2]
+
+
+def test_what_failed_for_another_workload_is_less_of_a_warning():
+    own, alike, far = (chances_of((0, AT_START, task))[0] for task in (1.0, 0.9, 0.6))
+    assert own < alike < far < 1
 
 
 def test_a_taken_port_says_nothing_about_the_point():

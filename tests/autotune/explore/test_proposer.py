@@ -8,7 +8,7 @@ from contracts.surfaces import CTX, GOAL, Surface, space_of
 from kvtune.autotune.explore.base import Observation
 from kvtune.autotune.explore.candidates import key_of
 from kvtune.autotune.explore.prior import Foretold
-from kvtune.autotune.explore.proposer import ModelProposer, proposer_from
+from kvtune.autotune.explore.proposer import ModelProposer
 from kvtune.types import FailureClass, Goal
 
 BLOCK, WIDTH, BUDGET = "block_size", "max_num_seqs", "max_num_batched_tokens"
@@ -281,10 +281,3 @@ def test_a_kin_teaches_less_than_the_workload_itself():
     assert own.recommended(space, CTX) == {"max-num-seqs": 8}
     assert kin.recommended(space, CTX) == {}
     assert pick.values[WIDTH] != 64
-
-
-def test_without_a_forecaster_there_is_a_proposer_too():
-    surface = Surface(additive)
-    proposer = proposer_from(None, surface.goal, seed=0)
-    proposer.observe(surface.observe({}, random.Random(0)))
-    assert ask(proposer, surface) is not None

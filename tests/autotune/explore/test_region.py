@@ -10,7 +10,9 @@ SPACE, WIDE = space_of(SMALL), space_of(LARGE)
 
 
 def region_of(foretell=None, space=SPACE, seed=0):
-    return Region(space, CTX, Prior(foretell), lambda told: told.figures["score"], seed)
+    region = Region(space, CTX, Prior(foretell), lambda told: told.figures["score"], seed)
+    region.look()
+    return region
 
 
 def told_by(score, course=key_of):

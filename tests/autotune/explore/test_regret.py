@@ -37,8 +37,8 @@ def test_a_point_that_may_be_better_is_told_with_its_probability_and_size():
     found = regret_of(outlook(always(0.0), half(np.log(1.03), np.log(0.9))), 0, EVERYONE)
     assert found.within == {"1%": 0.5, "2%": 0.5, "5%": 1.0}
     assert found.bound_ratio == pytest.approx(0.03)
-    assert "within 2% of the best of 2 points with a probability of 50%" in found.says
-    assert "no point is better by more than 3%" in found.says
+    assert "with 50% probability it is within 2% of the best of 2 configurations" in found.says
+    assert found.says.endswith("and with 95% none is better by more than 3%")
 
 
 def test_who_cannot_run_or_keep_the_limits_is_no_rival():
@@ -54,7 +54,7 @@ def test_a_chosen_point_that_may_miss_a_limit_is_not_sure():
     )
     assert found.within["5%"] == 0.5
     assert found.bound_ratio == 10.0
-    assert found.says.endswith("it misses a limit itself with a probability of 50%")
+    assert found.says.endswith("with 50% it misses a limit itself")
 
 
 def test_where_nothing_keeps_the_limits_nothing_is_better():

@@ -25,11 +25,16 @@ POINTS = [entry(0, LATE, {}), entry(1, LATE, {"a": 1}), entry(2, IN_TIME, {"kv-b
         ({"is_asked_for": True}, "it was asked for"),
         ({"has_lossless": False}, "no lossless setting can be searched here"),
         ({"is_exhausted": True}, "no lossless configuration is left"),
+        (
+            {"is_unlikely": True},
+            "no lossless configuration that is left is likely to meet the goal",
+        ),
         ({}, "the lossless share of the budget is spent and the goal is missed"),
     ],
 )
 def test_the_reason_is_said_with_how_lossless_trials_stood(given, why):
-    told = {"is_asked_for": False, "has_lossless": True, "is_exhausted": False, **given}
+    usual = {"is_asked_for": False, "has_lossless": True, "is_exhausted": False}
+    told = {**usual, "is_unlikely": False, **given}
     assert unlock_reason(GOAL, POINTS, **told) == (
         f"settings that may change answers are tried from here on: {why}; "
         "0 of 2 lossless trials met the goal by then"

@@ -1,0 +1,59 @@
+"""Who proposes the trials of a search: a model with or without simulations, or the sampler."""
+
+from __future__ import annotations
+
+import math
+from math import prod
+
+from kvtune.autotune.explore.asking import SIMULATED_S
+from kvtune.autotune.explore.candidates import options_of
+from kvtune.autotune.explore.prior import simulated_by
+from kvtune.autotune.explore.proposer import ModelProposer
+from kvtune.autotune.explore.responses import noise_of_responses
+from kvtune.autotune.forecast.predict import Forecaster
+from kvtune.autotune.limits import Rules
+from kvtune.autotune.space import build_space
+from kvtune.policies.base import Context
+from kvtune.types import Goal
+
+LARGE = 20_000
+"""Points of a space beyond which a model without simulations sees too little of it."""
+
+
+def proposer_by(
+    rules: Rules, forecaster: Forecaster | None, goal: Goal, ctx: Context
+) -> ModelProposer | None:
+    """The proposer that `rules` ask for; None: Optuna's sampler.
+
+    Args:
+        rules: what may be tried, and who says what.
+        forecaster: what simulates the baseline's load; None: nothing can.
+        goal: what is searched for.
+        ctx: what is known once the baseline was measured.
+    """
+    if rules.sampler == "tpe":
+        return None
+    if rules.sampler == "auto" and forecaster is None:
+        knobs = build_space(ctx, harm=rules.max_harm).knobs
+        if prod(len(options_of(entry)) for entry in knobs) > LARGE:
+            return None
+    return proposer_from(forecaster, goal, seed=rules.seed, patience_s=SIMULATED_S)
+
+
+def proposer_from(
+    forecaster: Forecaster | None, goal: Goal, *, seed: int, patience_s: float = math.inf
+) -> ModelProposer:
+    """The model of a search whose baseline `forecaster` knows; without one nothing is told.
+
+    `patience_s` is how long simulations may take before an answer.
+    """
+    if forecaster is None:
+        return ModelProposer(goal, seed=seed, patience_s=patience_s)
+    return ModelProposer(
+        goal,
+        requests=len(forecaster.baseline.requests),
+        foretell=simulated_by(forecaster),
+        noise=noise_of_responses(forecaster.calibration.noise, goal),
+        seed=seed,
+        patience_s=patience_s,
+    )
