@@ -12,21 +12,43 @@ from math import prod
 
 from pydantic import JsonValue
 
-from kvtune.policies.base import Context, Knob, Support, describe_range, policies
+from kvtune.policies.base import Context, Knob, Policy, Support, describe_range, policies
 from kvtune.policies.capacity import shortfall
 from kvtune.policies.settings import settings_of
 from kvtune.policies.stack import RULES, Rule, broken_rules, compose, position
-from kvtune.types import Harm, PolicyStack
+from kvtune.types import Bottleneck, Harm, PolicyStack
+
+RELIEF: Mapping[Bottleneck, frozenset[str]] = {
+    Bottleneck.KV_CAPACITY: frozenset({"capacity"}),
+    Bottleneck.PREFIX_THRASH: frozenset({"capacity"}),
+    Bottleneck.KV_BANDWIDTH: frozenset({"bandwidth"}),
+    Bottleneck.COMPUTE: frozenset(),
+    Bottleneck.BATCH_WIDTH: frozenset(),
+    Bottleneck.OVERHEAD: frozenset(),
+    Bottleneck.WEIGHT_BANDWIDTH: frozenset(),
+    Bottleneck.IDLE: frozenset(),
+}
+"""What a lever on keys and values has to save where something binds; nothing helps that is not
+there. Without a verdict everything may."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceKnob:
-    """A knob of a policy in a space; `active_when` maps earlier knobs to the values it needs."""
+    """A knob of a policy in a space; `active_when` maps earlier knobs to the values it needs.
+
+    `harm` is the worst that one of its values does.
+    """
 
     policy: str
     knob: Knob
     active_when: Mapping[str, tuple[JsonValue, ...]] | None
     because: str
+    harm: Harm = Harm.LOSSLESS
+
+    @property
+    def key(self) -> str:
+        """The name under which values are kept: a list that was kept once can get no longer."""
+        return f"{self.knob.name} {self.harm}" if self.harm is Harm.LOSSY else self.knob.name
 
     def is_active(self, values: Mapping[str, JsonValue]) -> bool:
         """Whether this knob matters, given a value for each knob that it depends on."""
@@ -45,6 +67,11 @@ class SearchSpace:
     refusals: dict[str, str]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the knobs."""
+        return tuple(entry.knob.name for entry in self.knobs)
+
+    @property
     def defaults(self) -> dict[str, JsonValue]:
         """The values that give stock defaults."""
         return {entry.knob.name: entry.knob.default for entry in self.knobs}
@@ -58,23 +85,44 @@ def build_space(ctx: Context, *, harm: Harm) -> SearchSpace:
         harm: the worst harm class to offer.
     """
     known = policies()
-    order = list(Harm)
     knobs: list[SpaceKnob] = []
     refusals: dict[str, str] = {}
     for name in sorted(known, key=position):
         policy = known[name]()
         support = policy.supports(ctx)
-        if order.index(policy.harm) > order.index(harm):
-            support = Support.no(f"it is {policy.harm.value}, and this search is {harm.value}")
-        offered = policy.knobs(ctx) if support.ok else ()
+        if reason := _too_harmful(policy.harm, harm) or unhelpful(policy, ctx):
+            support = Support.no(reason)
         if not support.ok:
             refusals[name] = support.reason
-        elif not offered:
+            continue
+        refused = policy.refused_values(ctx)
+        offered = [_within(harm, knob, policy, refused) for knob in policy.knobs(ctx)]
+        allowed = [entry for entry in offered if _is_open(entry.knob)]
+        knobs += allowed
+        if not allowed:
             refusals[name] = "there is only one value to try"
-        else:
-            refusals |= policy.refused_values(ctx)
-            knobs += [SpaceKnob(name, knob, knob.active_when, knob.because) for knob in offered]
-    return SearchSpace(_linked(knobs), refusals)
+        if offered:
+            refusals |= refused
+    linked = SearchSpace(_linked(knobs), refusals)
+    return _that_fit(linked, ctx)
+
+
+def unhelpful(policy: Policy, ctx: Context) -> str:
+    """Why a lever that may change answers cannot help, by the verdict; empty when it may.
+
+    Lossless levers act together, so none of them is closed by itself. A verdict that is less than
+    sure closes nothing.
+    """
+    verdict = ctx.verdict
+    if policy.harm is Harm.LOSSLESS or verdict is None or verdict.confidence != "high":
+        return ""
+    wanted = RELIEF.get(verdict.bottleneck)
+    if wanted is None or wanted & policy.relieves(ctx):
+        return ""
+    bound = f"the workload is bound by {verdict.bottleneck.value}"
+    if not wanted:
+        return f"{bound}, not by the KV cache"
+    return f"{bound}, and it saves {' and '.join(sorted(policy.relieves(ctx)))} only"
 
 
 def stack_from(space: SearchSpace, values: Mapping[str, JsonValue], ctx: Context) -> PolicyStack:
@@ -123,6 +171,69 @@ def dry_run_text(space: SearchSpace) -> str:
         lines.append("not offered:")
     lines += [f"  {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     return "\n".join(lines)
+
+
+def _too_harmful(harm: Harm, most: Harm) -> str:
+    order = list(Harm)
+    is_worse = order.index(harm) > order.index(most)
+    return f"it is {harm.value}, and this search is {most.value}" if is_worse else ""
+
+
+def _within(most: Harm, knob: Knob, policy: Policy, refused: dict[str, str]) -> SpaceKnob:
+    """The knob with the values that do no more harm than `most`; the others are `refused`."""
+    harms = {choice: policy.harm_of({knob.name: choice}) for choice in knob.choices}
+    worse = {choice: why for choice, harm in harms.items() if (why := _too_harmful(harm, most))}
+    refused |= {f"{knob.name}={choice}": why for choice, why in worse.items()}
+    left = [harm for choice, harm in harms.items() if choice not in worse]
+    if worse:
+        kept = tuple(choice for choice in knob.choices if choice not in worse)
+        knob = replace(knob, choices=kept)
+    worst = max(left, key=list(Harm).index, default=policy.harm)
+    return SpaceKnob(policy.name, knob, knob.active_when, knob.because, worst)
+
+
+def _that_fit(space: SearchSpace, ctx: Context) -> SearchSpace:
+    """The space without values that fit into the pool together with no other value of it.
+
+    Which values fit with which is for each point to say, see `infeasible_reason`.
+    """
+    refusals = dict(space.refusals)
+    knobs = []
+    for entry in space.knobs:
+        knob, kept = entry.knob, []
+        for choice in knob.choices:
+            reason = _misfit(space, knob, choice, ctx)
+            if reason is None or choice == knob.default:
+                kept.append(choice)
+            else:
+                refusals[f"{knob.name}={choice}"] = reason
+        fitting = knob if len(kept) == len(knob.choices) else replace(knob, choices=tuple(kept))
+        if _is_open(fitting):
+            knobs.append(replace(entry, knob=fitting))
+        else:
+            refusals[entry.policy] = "there is only one value to try"
+    return SearchSpace(_linked(knobs), refusals)
+
+
+def _misfit(space: SearchSpace, knob: Knob, choice: JsonValue, ctx: Context) -> str | None:
+    """Why a value fits with nothing; None if it may."""
+    alone = {**space.defaults, knob.name: choice}
+    reason = _shortfall(space, alone, ctx)
+    others = [entry.knob for entry in space.knobs if entry.knob is not knob] if reason else []
+    for other in others:
+        for value in other.choices:
+            if _shortfall(space, {**alone, other.name: value}, ctx) is None:
+                return None
+    return reason
+
+
+def _shortfall(space: SearchSpace, point: Mapping[str, JsonValue], ctx: Context) -> str | None:
+    return shortfall({**ctx.base_arguments, **_build(space, point, ctx).arguments}, ctx)
+
+
+def _is_open(knob: Knob) -> bool:
+    """Whether there is more than one value."""
+    return len(knob.choices) > 1 or not knob.choices
 
 
 def _linked(knobs: Sequence[SpaceKnob]) -> tuple[SpaceKnob, ...]:

@@ -53,7 +53,8 @@ class Knob:
     `choices` lists every allowed value, numbers ascending; it is empty for `int` and `float`, which
     are any number from `low` to `high`. `log2` means powers of two from `low` to `high`. `default`
     is what the engine does when nothing is said. `active_when` maps another knob's name to the
-    values of it for which this knob matters; None means always.
+    values of it for which this knob matters; None means always. `served_as` maps values to that of
+    the engine argument of this name, where it is another one.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Knob:
     because: str
     default: JsonValue
     active_when: Mapping[str, tuple[JsonValue, ...]] | None = None
+    served_as: Mapping[int | str, JsonValue] | None = None
 
     def __post_init__(self) -> None:
         if not self.allows(self.default):
@@ -126,6 +128,11 @@ class Knob:
         numbers = [choice for choice in self.choices if _is_number(choice)]
         return min(numbers, key=lambda choice: (abs(choice - value), choice), default=self.default)
 
+    def value_of(self, argument: JsonValue) -> JsonValue:
+        """The value that the engine argument of this knob's name stands for."""
+        served = (self.served_as or {}).items()
+        return next((value for value, given in served if given == argument), argument)
+
     def _clamp(self, value: float) -> float:
         if self.low is None or self.high is None:
             raise ValueError(f"knob {self.name} of kind {self.kind} needs low and high")
@@ -166,6 +173,7 @@ class Context:
 class Policy(ABC):
     """A lever: what it does, where it works, which values to try, and the arguments that serve one.
 
+    `harm` is the least that any value but the default does; see `harm_of`.
     `saves` says in one word what it acts on; `arguments` are the engine arguments that it sets.
     Knob names are unique among all policies: the name of the argument with underscores.
     """
@@ -182,6 +190,14 @@ class Policy(ABC):
             if ctx.fixed(argument):
                 return Support.no(f"{argument} is fixed by --engine-args")
         return Support.yes()
+
+    def harm_of(self, parameters: Mapping[str, JsonValue]) -> Harm:
+        """How much these parameters may change answers; unless a policy says more, all the same."""
+        return self.harm
+
+    def relieves(self, ctx: Context) -> frozenset[str]:
+        """All that it acts on here, in the words of `saves`."""
+        return frozenset({self.saves})
 
     def refused_values(self, ctx: Context) -> dict[str, str]:
         """Map `knob=value` to the reason why that value is not offered."""
@@ -231,7 +247,7 @@ class Policy(ABC):
             policy=self.name,
             parameters=dict(parameters),
             arguments=dict(arguments),
-            harm=self.harm,
+            harm=self.harm_of(parameters),
             because=because,
         )
 

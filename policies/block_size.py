@@ -8,7 +8,6 @@ from typing import ClassVar
 from pydantic import JsonValue
 
 from kvtune.policies.base import Context, Knob, Policy
-from kvtune.policies.capacity import shortfall
 from kvtune.policies.settings import base_settings, read_count
 from kvtune.types import Choice, Harm
 
@@ -30,11 +29,10 @@ class BlockSize(Policy):
     arguments: ClassVar[tuple[str, ...]] = ("block-size",)
 
     def knobs(self, ctx: Context) -> tuple[Knob, ...]:
-        """Offer the sizes of the platform with which one longest request still fits."""
+        """Offer the sizes of the platform; how many of them fit depends on other levers too."""
         stock = base_settings(ctx).block_tokens
         unit = read_count(ctx.base_arguments.get("prefix-match-unit")) or 1
-        fitting = {size for size in SIZES[ctx.platform] if size % unit == 0 and _fits(size, ctx)}
-        sizes = sorted({*fitting, stock})
+        sizes = sorted({*(size for size in SIZES[ctx.platform] if size % unit == 0), stock})
         if len(sizes) == 1:
             return ()
         return (
@@ -62,10 +60,6 @@ class BlockSize(Policy):
         )
         because = f"blocks of {size} tokens instead of {stock}: {effect}{_reuse(ctx)}"
         return self.make_choice(values, {"block-size": size}, because)
-
-
-def _fits(size: int, ctx: Context) -> bool:
-    return shortfall({**ctx.base_arguments, "block-size": size}, ctx) is None
 
 
 def _reuse(ctx: Context) -> str:

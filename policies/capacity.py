@@ -12,6 +12,7 @@ from kvtune.policies.model_shape import ModelShape
 from kvtune.policies.settings import read_count, settings_of
 from kvtune.types import EffectiveConfig
 
+DTYPE, SKIP = "kv-cache-dtype", "kv-cache-dtype-skip-layers"
 DTYPE_BYTES = {
     "bfloat16": 2,
     "float16": 2,
@@ -57,12 +58,27 @@ def kv_bytes_on_device(shape: ModelShape, arguments: Mapping[str, JsonValue]) ->
         for name in ("pipeline-parallel-size", "decode-context-parallel-size")
     ):
         return None
-    each = _element_bytes(arguments, shape)
+    each, own = (_element_bytes(one, shape) for one in (arguments, {**arguments, DTYPE: "auto"}))
     ranks = read_count(arguments.get("tensor-parallel-size")) or 1
-    if each is None or (shape.kv_heads > ranks and shape.kv_heads % ranks):
+    if each is None or own is None or (shape.kv_heads > ranks and shape.kv_heads % ranks):
         return None
     heads_here = max(shape.kv_heads // ranks, 1)
-    return shape.kv_bytes_per_token(each) * heads_here // shape.kv_heads
+    kept = skipped_layers(arguments, shape)
+    total = shape.kv_bytes_per_token(each) * (shape.layers - kept)
+    total += shape.kv_bytes_per_token(own) * kept
+    return total * heads_here // (shape.layers * shape.kv_heads)
+
+
+def skipped_layers(arguments: Mapping[str, JsonValue], shape: ModelShape) -> int:
+    """How many layers are held in the model's own format although the rest are not.
+
+    vLLM 0.32 then gives every block the sum of what its layers take: SmolLM2 with fp8 has 160
+    blocks where the first and last two of 30 layers are skipped, of 91 without and 182 with fp8.
+    """
+    named = arguments.get(SKIP)
+    layers = named if isinstance(named, list) else [named]
+    found = {count for one in layers if (count := read_count(one)) is not None}
+    return sum(count < shape.layers for count in found)
 
 
 def effective_kv_bytes(
@@ -136,7 +152,7 @@ def resident_requests(ctx: Context) -> int | None:
 
 
 def _element_bytes(arguments: Mapping[str, JsonValue], shape: ModelShape) -> int | None:
-    cached = str(arguments.get("kv-cache-dtype", "auto"))
+    cached = str(arguments.get(DTYPE, "auto"))
     if cached != "auto":
         return DTYPE_BYTES.get(cached)
     served = str(arguments.get("dtype", "auto"))

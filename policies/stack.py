@@ -20,6 +20,7 @@ from kvtune.types import Choice, PolicyStack
 ORDER = (
     "kv_memory",
     "kv_dtype",
+    "kv_skip_layers",
     "block_size",
     "prefix_caching",
     "max_num_seqs",
@@ -133,6 +134,8 @@ def position(policy: str) -> tuple[int, str]:
 def _describe(name: str, value: JsonValue) -> str:
     if isinstance(value, bool):
         return f"{name} {'on' if value else 'off'}"
+    if isinstance(value, list):
+        return f"{name} {' '.join(map(str, value))}"
     if name.endswith("-bytes") and isinstance(value, int) and value % MIB == 0:
         return f"{name} {value // MIB} MiB"
     return f"{name} {value}"

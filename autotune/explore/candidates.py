@@ -139,10 +139,11 @@ def place(entry: SpaceKnob, value: JsonValue) -> float:
 
 def values_of(space: SearchSpace, arguments: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """The value of each knob under `arguments`: a knob is called as its argument."""
-    return {
-        name: arguments.get(name.replace("_", "-"), default)
-        for name, default in space.defaults.items()
-    }
+    found = space.defaults
+    for knob in (entry.knob for entry in space.knobs):
+        if (argument := knob.name.replace("_", "-")) in arguments:
+            found[knob.name] = knob.value_of(arguments[argument])
+    return found
 
 
 def beyond(space: SearchSpace, arguments: Mapping[str, JsonValue]) -> dict[str, JsonValue]:

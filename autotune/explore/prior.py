@@ -16,7 +16,13 @@ from kvtune.autotune.forecast.predict import Forecaster
 from kvtune.autotune.forecast.system import MODELLED
 from kvtune.profilers.metrics.base import measure
 
-NOT_TOLD = ("block-size", "enable-prefix-caching", "kv-cache-dtype", "prefix-caching-hash-algo")
+NOT_TOLD = (
+    "block-size",
+    "enable-prefix-caching",
+    "kv-cache-dtype",
+    "kv-cache-dtype-skip-layers",
+    "prefix-caching-hash-algo",
+)
 """Arguments with effects that no simulation has: what a block, a number or a hash costs to handle.
 Points that differ in one of them are never taken for the same."""
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median, stdev
 
+from kvtune.policies.capacity import SKIP
 from kvtune.profilers.step_gaps import observations
 from kvtune.store.database import Store
 from kvtune.store.rows import TrialRow
@@ -186,7 +187,10 @@ def _reads(store: Store, studies: Sequence[str]) -> dict[str, MeasuredRead]:
         plain = _records(store, base)
         by_dtype: dict[str | None, list[float]] = {}
         for number, row in sorted(rows.items()):
-            dtype = row.trial.stack.arguments.get("kv-cache-dtype")
+            arguments = row.trial.stack.arguments
+            if SKIP in arguments:
+                continue
+            dtype = arguments.get("kv-cache-dtype")
             known = by_dtype.setdefault(dtype if isinstance(dtype, str) else None, [])
             if number == 0 or len(known) >= MOST_TRIALS:
                 continue

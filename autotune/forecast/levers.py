@@ -27,6 +27,7 @@ from kvtune.autotune.forecast.system import (
 from kvtune.errors import BadInput
 from kvtune.policies.base import Context
 from kvtune.policies.block_size import SIZES
+from kvtune.policies.capacity import skipped_layers
 from kvtune.policies.compose import publish_of, refusals
 from kvtune.policies.kv_dtype import kv_dtype_support
 from kvtune.policies.kv_memory import SHARE, SHARES
@@ -97,12 +98,14 @@ def lever_of(
     before, after = (
         settings_of({**ctx.base_arguments, **more}, ctx).kv_cache_dtype for more in ({}, arguments)
     )
-    ratio, source = read_times(before, after, ctx, experience.reads)
+    times, source = read_times(before, after, ctx, experience.reads)
+    kept = 0.0 if ctx.model is None else skipped_layers(arguments, ctx.model) / ctx.model.layers
+    low, expected, high = (kept + (1 - kept) * time for time in times)
     return Lever(
         name,
         says,
         arguments,
-        read_ratio=ratio,
+        read_ratio=(low, expected, high),
         read_source=source,
         load_bytes_per_s=_load_bytes_per_s(experience) if arguments.get(OFFLOAD) else None,
         problem=problem,

@@ -12,7 +12,14 @@ from kvtune.autotune.forecast.replay import System
 from kvtune.engines.simulated.scheduler import Limits
 from kvtune.errors import BadInput
 from kvtune.policies.base import Context
-from kvtune.policies.capacity import DTYPE_BYTES, Pool, kv_bytes_per_token, pool_of
+from kvtune.policies.capacity import (
+    DTYPE_BYTES,
+    SKIP,
+    Pool,
+    kv_bytes_per_token,
+    pool_of,
+    skipped_layers,
+)
 from kvtune.policies.footprint import stored_bytes
 from kvtune.policies.kv_dtype import FP8
 from kvtune.policies.kv_memory import SHARE, SIZED_BY, STOCK_SHARE_RATIO
@@ -27,6 +34,7 @@ MODELLED = frozenset(
         "enable-prefix-caching",
         SHARE,
         "kv-cache-dtype",
+        SKIP,
         "kv-cache-memory-bytes",
         "kv-offloading-size",
         "long-prefill-token-threshold",
@@ -239,28 +247,39 @@ def _pool(arguments: Mapping[str, JsonValue], ctx: Context) -> Pool | None:
 def _smaller(arguments: Mapping[str, JsonValue], ctx: Context) -> float | None:
     """How many tokens take what one takes on the baseline; None where nothing says it."""
     base = ctx.base_arguments
-    if all(arguments.get(name) == base.get(name) for name in ("kv-cache-dtype", "dtype")):
+    if all(arguments.get(name) == base.get(name) for name in ("kv-cache-dtype", "dtype", SKIP)):
         return 1.0
     before, after = _element_bytes(base, ctx), _element_bytes(arguments, ctx)
     return None if before is None or after is None else before / after
 
 
 def _element_bytes(arguments: Mapping[str, JsonValue], ctx: Context) -> float | None:
-    """Bytes of a cached number with its part of the scales, as `kvtune plan` counts them."""
+    """Bytes of a cached number with its part of the scales, over all layers."""
+    quantized, own = _layer_bytes(arguments, ctx)
+    if quantized is None or not arguments.get(SKIP):
+        return quantized
+    if ctx.model is None:
+        return None
+    kept = skipped_layers(arguments, ctx.model) / ctx.model.layers
+    return kept * own + (1 - kept) * quantized
+
+
+def _layer_bytes(arguments: Mapping[str, JsonValue], ctx: Context) -> tuple[float | None, int]:
+    """The same where no layer is skipped, as `kvtune plan` counts them, and where all are."""
     cached = str(arguments.get("kv-cache-dtype", "auto"))
     served = str(arguments.get("dtype", "auto"))
     own = DTYPE_BYTES.get(served, ctx.model.dtype_bytes if ctx.model else 2)
     if cached == "auto" or cached in DTYPE_BYTES:
-        return DTYPE_BYTES.get(cached, own)
+        return DTYPE_BYTES.get(cached, own), own
     stack, model = method_of(cached), ctx.model
     if stack is None or model is None:
-        return None
+        return None, own
     width = model.head_dim
     layers = [
         LayerShape(index, model.layers, model.query_heads, model.kv_heads, width, width, own)
         for index in range(model.layers)
     ]
-    return stored_bytes(parse_stack(stack), layers, 1) / model.kv_bytes_per_token(1)
+    return stored_bytes(parse_stack(stack), layers, 1) / model.kv_bytes_per_token(1), own
 
 
 def method_of(dtype: str) -> str | None:

@@ -1,5 +1,6 @@
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,11 +10,22 @@ from kvtune.autotune.space import (
     dry_run_text,
     infeasible_reason,
     stack_from,
+    unhelpful,
 )
 from kvtune.policies.base import Context
+from kvtune.policies.kv_dtype import KvDtype
 from kvtune.policies.model_shape import ModelShape
 from kvtune.policies.stack import broken_rules
-from kvtune.types import Device, EngineInfo, Harm, Histogram, PolicyStack, WorkloadFingerprint
+from kvtune.types import (
+    Bottleneck,
+    Device,
+    EngineInfo,
+    Harm,
+    Histogram,
+    PolicyStack,
+    Verdict,
+    WorkloadFingerprint,
+)
 
 MIB = 1 << 20
 SMOLLM2 = ModelShape("LlamaForCausalLM", 30, 9, 3, 64, 2, 8192, 49152)
@@ -83,7 +95,7 @@ def test_a_knob_comes_after_those_that_it_depends_on():
     conditions = [
         (entry.knob.name, parent) for entry in space.knobs for parent in entry.active_when or {}
     ]
-    assert len(conditions) == 2
+    assert len(conditions) == 3
     assert all(names.index(parent) < names.index(name) for name, parent in conditions)
 
 
@@ -93,6 +105,114 @@ def test_a_condition_on_a_knob_that_is_not_there_falls_away():
     (entry,) = [entry for entry in space.knobs if entry.policy == "max_num_active_seqs"]
     assert entry.active_when is None
     assert entry.is_active({})
+
+
+def sizes_in(harm, **base):
+    ctx = situation(base_arguments={"kv-cache-memory-bytes": 64 * MIB, **base})
+    space = build_space(ctx, harm=harm)
+    (entry,) = [entry for entry in space.knobs if entry.policy == "block_size"]
+    return entry.knob.choices, space.refusals.get("block_size=256")
+
+
+# 64 MiB holds 22 blocks of 128 or 11 of 256 in 16 bits, twice as many in 8; one is reserved.
+def test_a_block_that_fits_in_eight_bits_alone_is_offered_where_these_are():
+    assert sizes_in(Harm.LOSSLESS, **{"max-model-len": 2560}) == ((32, 64, 128, 256), None)
+    sizes, why = sizes_in(Harm.LOSSLESS, **{"max-model-len": 2600})
+    assert sizes == (32, 64, 128)
+    assert "11 blocks of 256 tokens" in why
+    assert sizes_in(Harm.NEAR_LOSSLESS, **{"max-model-len": 2600})[0] == (32, 64, 128, 256)
+    assert sizes_in(Harm.NEAR_LOSSLESS, **{"max-model-len": 5500})[0] == (32, 64, 128)
+
+
+def test_a_large_block_and_eight_bits_go_together_and_not_without_each_other():
+    ctx = situation(base_arguments={"kv-cache-memory-bytes": 64 * MIB, "max-model-len": 2600})
+    space = build_space(ctx, harm=Harm.NEAR_LOSSLESS)
+    alone = stack_from(space, {"block_size": 256}, ctx)
+    assert "11 blocks" in infeasible_reason(alone, ctx)
+    both = stack_from(space, {"block_size": 256, "kv_cache_dtype": "fp8"}, ctx)
+    assert infeasible_reason(both, ctx) is None
+
+
+def test_the_default_stays_even_where_only_smaller_blocks_fit():
+    assert sizes_in(Harm.LOSSLESS, **{"max-model-len": 2800})[0] == (32, 64, 128)
+
+
+def knob_in(space, name):
+    (entry,) = [entry for entry in space.knobs if entry.knob.name == name]
+    return entry
+
+
+def test_formats_of_a_worse_harm_are_left_out_of_a_list_and_the_reason_is_kept():
+    near = build_space(situation("cuda"), harm=Harm.NEAR_LOSSLESS)
+    assert knob_in(near, "kv_cache_dtype").knob.choices == ("auto", "fp8", "fp8_e5m2")
+    reason = near.refusals["kv_cache_dtype=int4_per_token_head"]
+    assert reason == "it is lossy, and this search is near-lossless"
+    lossy = build_space(situation("cuda"), harm=Harm.LOSSY)
+    assert "int4_per_token_head" in knob_in(lossy, "kv_cache_dtype").knob.choices
+    stack = stack_from(lossy, {"kv_cache_dtype": "int4_per_token_head"}, situation("cuda"))
+    assert stack.harm is Harm.LOSSY
+
+
+def test_a_longer_list_of_values_is_kept_under_another_name():
+    near, lossy = (
+        knob_in(build_space(situation("cuda"), harm=harm), "kv_cache_dtype")
+        for harm in (Harm.NEAR_LOSSLESS, Harm.LOSSY)
+    )
+    assert near.key == "kv_cache_dtype"
+    assert lossy.key != near.key
+
+
+def test_a_search_may_be_lossy_where_nothing_lossy_is_served():
+    near, lossy = (
+        build_space(situation("cpu"), harm=harm) for harm in (Harm.NEAR_LOSSLESS, Harm.LOSSY)
+    )
+    assert lossy == near
+
+
+def test_layers_are_skipped_only_together_with_a_format():
+    skip = {"kv_cache_dtype_skip_layers": 2}
+    assert arguments_for(situation(), skip) == {}
+    assert arguments_for(situation(), {**skip, "kv_cache_dtype": "fp8"}) == {
+        "kv-cache-dtype": "fp8",
+        "kv-cache-dtype-skip-layers": ["0", "1", "28", "29"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("bottleneck", "confidence", "is_open"),
+    [
+        (Bottleneck.COMPUTE, "high", False),
+        (Bottleneck.IDLE, "high", False),
+        (Bottleneck.WEIGHT_BANDWIDTH, "high", False),
+        (Bottleneck.PREFIX_THRASH, "high", True),
+        (Bottleneck.COMPUTE, "medium", True),
+        (Bottleneck.KV_CAPACITY, "high", True),
+        (Bottleneck.KV_BANDWIDTH, "high", True),
+        (Bottleneck.ABSTAIN, "high", True),
+    ],
+)
+def test_levers_on_keys_and_values_are_closed_where_these_surely_do_not_bind(
+    bottleneck, confidence, is_open
+):
+    verdict = Verdict(bottleneck=bottleneck, confidence=confidence, evidence=(), summary="")
+    space = build_space(situation(verdict=verdict), harm=Harm.NEAR_LOSSLESS)
+    policies = {entry.policy for entry in space.knobs}
+    assert ("kv_dtype" in policies) == ("kv_skip_layers" in policies) == is_open
+    assert is_open or f"bound by {bottleneck.value}" in space.refusals["kv_dtype"]
+    assert {"block_size", "max_num_seqs"} <= policies, "lossless levers are tried together"
+
+
+class SavesMemoryOnly(KvDtype):
+    def relieves(self, ctx):
+        return frozenset({"capacity"})
+
+
+def test_what_saves_memory_alone_does_not_help_where_reading_binds():
+    verdict = Verdict(
+        bottleneck=Bottleneck.KV_BANDWIDTH, confidence="high", evidence=(), summary=""
+    )
+    said = unhelpful(SavesMemoryOnly(), situation(verdict=verdict))
+    assert said == "the workload is bound by kv-bandwidth, and it saves capacity only"
 
 
 def test_only_one_of_the_two_batch_limits_is_ever_set():

@@ -14,6 +14,7 @@ VLLM_OPTIONS = frozenset(
         "enable-prefix-caching",
         "gpu-memory-utilization",
         "kv-cache-dtype",
+        "kv-cache-dtype-skip-layers",
         "long-prefill-token-threshold",
         "max-num-active-seqs",
         "max-num-batched-tokens",
@@ -25,6 +26,7 @@ VLLM_OPTIONS = frozenset(
 )
 """Option names that the parser of vLLM 0.32 was seen to accept."""
 
+HARMS = list(Harm)
 A_FIXED_VALUE = {
     "enable-prefix-caching": True,
     "kv-cache-dtype": "auto",
@@ -83,13 +85,18 @@ class PolicyContract:
             seen = []
             for value in knob.choices:
                 choice = policy.choice({knob.name: value}, ctx)
-                assert (choice.policy, choice.harm) == (policy.name, policy.harm)
+                assert choice.policy == policy.name
+                assert choice.harm is policy.harm_of({knob.name: value})
+                assert HARMS.index(choice.harm) >= HARMS.index(policy.harm)
                 assert choice.parameters[knob.name] == value
                 assert set(choice.arguments) <= set(policy.arguments)
                 assert not any(ctx.fixed(argument) for argument in choice.arguments)
                 assert is_one_line(choice.because)
                 assert Choice.model_validate_json(choice.model_dump_json()) == choice
                 assert (choice.arguments == {}) == (value == knob.default)
+                for argument in choice.arguments:
+                    if argument == knob.name.replace("_", "-"):
+                        assert knob.value_of(choice.arguments[argument]) == value
                 seen.append(choice.arguments)
             assert all(seen.count(arguments) == 1 for arguments in seen)
 
@@ -118,7 +125,8 @@ class PolicyContract:
     def test_a_stack_keeps_its_harm(self, policy, ctx):
         for knob in self.knobs(policy, ctx):
             choice = policy.choice({knob.name: knob.choices[-1]}, ctx)
-            assert PolicyStack(choices=(choice,)).harm is policy.harm
+            harm = policy.harm_of({knob.name: knob.choices[-1]})
+            assert PolicyStack(choices=(choice,)).harm is harm
 
     @staticmethod
     def knobs(policy, ctx):

@@ -1,4 +1,4 @@
-from contracts.policy_samples import MIB, on_cpu, on_gpu, workload
+from contracts.policy_samples import on_cpu, on_gpu, workload
 
 from kvtune.policies.block_size import BlockSize
 
@@ -12,17 +12,6 @@ def test_each_platform_has_its_sizes_and_its_default():
     assert sizes(on_gpu()) == [(16, 32, 64, 128)]
     assert BlockSize().knobs(on_cpu())[0].default == 128
     assert BlockSize().knobs(on_gpu())[0].default == 16
-
-
-def test_a_size_with_which_no_long_request_fits_is_not_offered():
-    # 64 MiB holds 22 blocks of 128 or 11 of 256; one block is reserved.
-    ctx = on_cpu(base_arguments={"kv-cache-memory-bytes": 64 * MIB, "max-model-len": 2600})
-    assert sizes(ctx) == [(32, 64, 128)]
-
-
-def test_the_default_stays_even_where_only_smaller_blocks_fit():
-    ctx = on_cpu(base_arguments={"kv-cache-memory-bytes": 64 * MIB, "max-model-len": 2800})
-    assert sizes(ctx) == [(32, 64, 128)]
 
 
 def test_sizes_that_the_users_match_unit_does_not_divide_are_not_offered():

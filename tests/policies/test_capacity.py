@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.policies.capacity import (
+    SKIP,
     Pool,
     effective_kv_bytes,
     kv_bytes_per_token,
@@ -15,6 +16,8 @@ from kvtune.policies.capacity import (
     shortfall,
 )
 from kvtune.types import EffectiveConfig
+
+FP8_OF_256M = {"kv-cache-memory-bytes": "256M", "kv-cache-dtype": "fp8"}
 
 
 # Measured with vLLM 0.32 and SmolLM2 on a CPU.
@@ -30,6 +33,10 @@ from kvtune.types import EffectiveConfig
         ({"kv-cache-memory-bytes": "512M"}, 182, 23_296),
         ({"kv-cache-memory-bytes": "512M", "kv-cache-dtype": "fp8"}, 364, 46_592),
         ({"num-gpu-blocks-override": 96, "block-size": 32}, 96, 3_072),
+        ({**FP8_OF_256M, SKIP: ["0", "1", "28", "29"]}, 160, 20_480),
+        ({**FP8_OF_256M, SKIP: [0, 29]}, 170, 21_760),
+        ({**FP8_OF_256M, SKIP: ["0", "1", "29"]}, 165, None),
+        ({"kv-cache-memory-bytes": "256M", SKIP: ["0", "29"]}, 91, 11_648),
     ],
 )
 def test_blocks_and_tokens_are_those_that_vllm_reported(arguments, blocks, tokens):

@@ -4,8 +4,8 @@ import pytest
 from contracts.policy_samples import LLAMA_8B, SMOLLM2, engine, on_cpu, on_gpu
 
 from kvtune.kernels.device import DeviceDetail
-from kvtune.policies.kv_dtype import FP8, REFUSED, KvDtype, kv_dtype_support
-from kvtune.types import Bottleneck, Harm, Verdict
+from kvtune.policies.kv_dtype import FP8, OFFERED_LOSSY, REFUSED, KvDtype, kv_dtype_support
+from kvtune.types import Harm
 
 ALL_OF_VLLM = {
     "auto",
@@ -36,8 +36,10 @@ def support(dtype, ctx):
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_every_format_of_vllm_has_its_verdict(platform):
-    assert {"auto", *FP8, *REFUSED[platform]} == ALL_OF_VLLM
+    assert {"auto", *FP8, *OFFERED_LOSSY, *REFUSED[platform]} == ALL_OF_VLLM
     assert not set(FP8) & set(REFUSED[platform])
+    assert not set(OFFERED_LOSSY) & set(REFUSED["cuda"])
+    assert set(OFFERED_LOSSY) < set(REFUSED["cpu"])
 
 
 @pytest.mark.parametrize("dtype", sorted(ALL_OF_VLLM))
@@ -84,11 +86,28 @@ def test_head_sizes_that_the_cpu_kernel_refuses_are_refused():
     assert support("fp8", on_gpu(model=replace(LLAMA_8B, head_dim=80))).ok
 
 
-@pytest.mark.parametrize(("capability", "ok"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
-def test_fp8_on_a_gpu_depends_on_its_capability(capability, ok):
-    found = support("fp8", on_gpu(detail=DeviceDetail(capability)))
+@pytest.mark.parametrize(
+    ("dtype", "capability", "ok"),
+    [
+        ("fp8", (7, 5), False),
+        ("fp8", (8, 0), True),
+        ("fp8", (9, 0), True),
+        ("fp8_per_token_head", (8, 6), False),
+        ("fp8_per_token_head", (8, 9), True),
+        ("int8_per_token_head", (7, 5), True),
+        ("int4_per_token_head", (7, 5), True),
+        ("turboquant_k8v4", (7, 5), True),
+    ],
+)
+def test_what_a_gpu_takes_depends_on_its_capability(dtype, capability, ok):
+    found = support(dtype, on_gpu(detail=DeviceDetail(capability)))
     assert found.ok == ok
-    assert ok or "7.5" in found.reason
+    assert ok or f"this GPU has {capability[0]}.{capability[1]}" in found.reason
+
+
+def test_formats_that_no_limit_on_answers_allows_are_not_offered_on_a_gpu():
+    for dtype, loss in (("turboquant_k3v4_nc", "11%"), ("turboquant_3bit_nc", "21%")):
+        assert loss in support(dtype, on_gpu()).reason
 
 
 def test_the_engines_build_decides_not_the_device_it_stands_beside():
@@ -100,7 +119,20 @@ def test_a_format_nobody_knows_is_refused():
     assert "kvtune knows" in support("int3", on_cpu()).reason
 
 
-def test_the_lever_is_near_lossless_and_offers_two_formats():
+def test_on_a_gpu_the_lever_offers_formats_of_fewer_bits_as_lossy():
+    (knob,) = KvDtype().knobs(on_gpu())
+    assert knob.choices[:3] == ("auto", "fp8", "fp8_e5m2")
+    assert knob.choices[3:] == OFFERED_LOSSY
+    for dtype in OFFERED_LOSSY:
+        choice = KvDtype().choice({"kv_cache_dtype": dtype}, on_gpu())
+        assert choice.harm is Harm.LOSSY
+        assert choice.arguments == {"kv-cache-dtype": dtype}
+    old = on_gpu(detail=DeviceDetail((7, 5)))
+    assert "fp8" not in KvDtype().knobs(old)[0].choices
+    assert "int8_per_token_head" in KvDtype().knobs(old)[0].choices
+
+
+def test_the_lever_is_near_lossless_and_offers_two_formats_on_a_cpu():
     (knob,) = KvDtype().knobs(on_cpu())
     assert knob.choices == ("auto", "fp8", "fp8_e5m2")
     choice = KvDtype().choice({"kv_cache_dtype": "fp8"}, on_cpu())
@@ -113,25 +145,8 @@ def test_every_refused_format_reaches_the_user():
     assert set(refused) == {f"kv_cache_dtype={dtype}" for dtype in REFUSED["cpu"]}
     old = on_gpu(detail=DeviceDetail((7, 5)))
     assert "7.5" in KvDtype().refused_values(old)["kv_cache_dtype=fp8"]
-    assert "7.5" in KvDtype().supports(old).reason
-
-
-@pytest.mark.parametrize(
-    ("bottleneck", "confidence", "ok"),
-    [
-        (Bottleneck.COMPUTE, "high", False),
-        (Bottleneck.IDLE, "high", False),
-        (Bottleneck.WEIGHT_BANDWIDTH, "high", False),
-        (Bottleneck.PREFIX_THRASH, "high", True),
-        (Bottleneck.COMPUTE, "medium", True),
-        (Bottleneck.KV_CAPACITY, "high", True),
-        (Bottleneck.KV_BANDWIDTH, "high", True),
-        (Bottleneck.ABSTAIN, "high", True),
-    ],
-)
-def test_it_is_refused_where_the_kv_cache_is_surely_not_what_binds(bottleneck, confidence, ok):
-    verdict = Verdict(bottleneck=bottleneck, confidence=confidence, evidence=(), summary="")
-    assert KvDtype().supports(on_cpu(verdict=verdict)).ok == ok
+    narrow = on_cpu(detail=DeviceDetail(None, frozenset({"avx2"})))
+    assert "AVX-512" in KvDtype().supports(narrow).reason
 
 
 def test_a_connector_on_a_cpu_excludes_fp8():

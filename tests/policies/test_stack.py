@@ -102,6 +102,8 @@ def test_a_stack_is_described_in_one_line():
     )
     odd = compose([choice("kv_memory", {"kv-cache-memory-bytes": 1000})])
     assert describe(odd) == "kv-cache-memory-bytes 1000"
+    listed = compose([choice("kv_skip_layers", {"kv-cache-dtype-skip-layers": ["0", "29"]})])
+    assert describe(listed) == "kv-cache-dtype-skip-layers 0 29"
     assert describe(PolicyStack()) == "stock defaults"
 
 

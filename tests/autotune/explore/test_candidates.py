@@ -1,6 +1,8 @@
 import random
+from dataclasses import replace
 
 import pytest
+from contracts.policy_samples import SMOLLM2
 from contracts.surfaces import CTX, LARGE, SMALL, space_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +20,15 @@ from kvtune.autotune.explore.candidates import (
     place,
     values_of,
 )
-from kvtune.autotune.space import SearchSpace, SpaceKnob, infeasible_reason, stack_from
+from kvtune.autotune.space import (
+    SearchSpace,
+    SpaceKnob,
+    build_space,
+    infeasible_reason,
+    stack_from,
+)
 from kvtune.policies.base import Knob
+from kvtune.types import Harm
 
 SPACE, WIDE = space_of(SMALL), space_of(LARGE)
 ANY = st.fixed_dictionaries({k.knob.name: st.sampled_from(k.knob.choices) for k in WIDE.knobs})
@@ -94,6 +103,15 @@ def test_a_knob_that_takes_any_number_is_looked_at_in_some_places():
     assert (min(options), max(options)) == (0.2, 0.8)
     assert 0.55 in options
     assert place(entry, 0.5) == pytest.approx(0.5)
+
+
+def test_a_value_is_found_again_from_the_argument_that_served_it():
+    ctx = replace(CTX, engine=CTX.engine.model_copy(update={"platform": "cpu"}), model=SMOLLM2)
+    space = build_space(ctx, harm=Harm.NEAR_LOSSLESS)
+    values = {**space.defaults, "kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": 2}
+    one = candidate(space, values, ctx)
+    assert len(one.stack.arguments) == 2
+    assert values_of(space, one.stack.arguments) == values
 
 
 def test_what_no_knob_sets_lies_beyond_the_space():

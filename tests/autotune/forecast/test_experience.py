@@ -136,7 +136,7 @@ def test_measured_reads_replace_a_guess_and_the_reason_says_so():
 
 
 class _History:
-    """A history of one study: its baseline, a trial with 8-bit KV, and one with other blocks.
+    """A history of one study: its baseline, and trials with 8-bit KV, other blocks, and a mixture.
 
     The baseline has a probed model.
     """
@@ -162,7 +162,14 @@ class _History:
                     arguments=arguments, stack=SimpleNamespace(arguments=arguments)
                 ),
             )
-            for number, arguments in enumerate(({}, {"kv-cache-dtype": "fp8"}, {"block-size": 32}))
+            for number, arguments in enumerate(
+                (
+                    {},
+                    {"kv-cache-dtype": "fp8"},
+                    {"block-size": 32},
+                    {"kv-cache-dtype": "fp8", "kv-cache-dtype-skip-layers": ["0", "29"]},
+                )
+            )
         ]
 
     def ceilings(self, device):
@@ -187,7 +194,8 @@ class _History:
 def test_studies_of_the_device_tell_reads_and_errors(records_of, model_of):
     # The machine became a tenth slower after the baseline.
     later = TRUE.slower(1.1)
-    runs = records_of(TRUE), records_of(replace(later, read_ratio=1.3)), records_of(later)
+    mixed = records_of(replace(later, read_ratio=1.9))
+    runs = records_of(TRUE), records_of(replace(later, read_ratio=1.3)), records_of(later), mixed
     engine = context().engine
     history = _History(runs, model_of(TRUE), CPU, engine)
     found = experience_of(history, CPU, engine)

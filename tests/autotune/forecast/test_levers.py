@@ -273,12 +273,26 @@ def test_formats_that_the_engine_gets_wrong_are_reference_only():
 
 
 def test_bytes_of_formats_are_those_of_the_plan():
-    found = found_on(context())
     # A slot of 64 channels: 68 of 128 bytes in 8 bits, 36 in 4, with a float32 scale each.
-    assert found["int8_per_token_head"].resident_ratio == pytest.approx(68 / 128)
-    assert found["int4_per_token_head"].resident_ratio == pytest.approx(36 / 128)
     on_cpu = found_on(context(CPU, block_tokens=32))
+    assert on_cpu["int8_per_token_head"].resident_ratio == pytest.approx(68 / 128)
+    assert on_cpu["int4_per_token_head"].resident_ratio == pytest.approx(36 / 128)
     assert on_cpu["int4_per_token_head"].read_ratio[1] == pytest.approx(36 / 128)
+    ctx = context()
+    found = found_on(ctx)
+    assert system_with(ctx, found["int8_per_token_head"]).blocks == int(1000.5 * 128 / 68)
+    assert system_with(ctx, found["int4_per_token_head"]).blocks == int(1000.5 * 128 / 36)
+
+
+def test_layers_that_are_skipped_are_held_and_read_in_full():
+    ctx = context()
+    skipping = {"kv-cache-dtype": "fp8", "kv-cache-dtype-skip-layers": ["0", "1", "28", "29"]}
+    lever = lever_of(skipping, ctx, name="", says="")
+    assert lever.problem == ""
+    # 26 of 30 layers take half of what they took.
+    assert system_with(ctx, lever).blocks == pytest.approx(1000 / (17 / 30), abs=1)
+    fp8 = found_on(ctx)["fp8"].read_ratio
+    assert lever.read_ratio == pytest.approx([(4 + 26 * part) / 30 for part in fp8])
 
 
 def test_eviction_holds_less_and_quest_only_reads_less():
@@ -344,7 +358,7 @@ def test_small_formats_are_compared_in_bytes_with_their_scales():
     # 1,000 blocks and half of one of 68 bytes a key: in 64 or 128 bytes each.
     assert system_with(ctx, found["fp8"]).blocks == int(1000.5 * 68 / 64)
     assert system_with(ctx, found["auto"]).blocks == int(1000.5 * 68 / 128)
-    assert found["int4_per_token_head"].resident_ratio == pytest.approx(36 / 68)
+    assert system_with(ctx, found["int4_per_token_head"]).blocks == int(1000.5 * 68 / 36)
 
 
 def test_engine_can_be_told_a_format_with_scales_from_full_precision():
@@ -362,14 +376,10 @@ def test_format_that_nothing_accounts_for_is_said():
 
 def test_levers_that_need_the_checkpoint_say_so():
     found = found_on(context(model=False))
-    for name in (
-        "int8_per_token_head",
-        "turboquant_3bit_nc",
-        "turboquant",
-        "quest:budget_tokens=400",
-    ):
+    for name in ("turboquant_3bit_nc", "turboquant", "quest:budget_tokens=400"):
         assert found[name].problem == "name the checkpoint with --model"
         assert found[name].not_served
+    assert "name the checkpoint with --model" in found["int8_per_token_head"].problem
     assert found["fp8"].problem == ""
     back = found_on(context(model=False, kv_cache_dtype="int8_per_token_head"))["auto"]
     assert back.problem == (

@@ -140,11 +140,12 @@ def test_what_the_model_misses_of_the_baseline_widens_only_what_the_lever_change
 
 def test_method_of_no_engine_is_a_reference(forecaster_of):
     forecaster = forecaster_of()
-    found = by_metric(forecaster, found_on(forecaster.context)["int4_per_token_head"])
+    found = by_metric(forecaster, found_on(forecaster.context)["turboquant_3bit_nc"])
     forecast = found["capacity_tokens"]
     assert forecast.served_by == "reference"
-    assert forecast.stack == "vllm-int4-per-token-head"
-    assert forecast.ratio.estimate == pytest.approx(128 / 36, rel=0.01)
+    assert forecast.stack == "vllm-turboquant:preset=3bit_nc"
+    # 54 bytes of a key and a value of 64 channels; the outer 4 of 30 layers take 256.
+    assert forecast.ratio.estimate == pytest.approx(256 * 30 / (26 * 54 + 4 * 256), rel=0.01)
     assert "reference only" in found["goodput_requests_per_s"].reason
 
 
@@ -185,7 +186,7 @@ def test_request_that_would_not_fit_is_said(forecaster_of):
     forecaster = forecaster_of(blocks=24)
     # The longest sequence that the engine serves is not known.
     forecaster.context = replace(forecaster.context, baseline=None, model=None)
-    lever = replace(found_on(context())["int4_per_token_head"], resident_ratio=2.0)
+    lever = replace(found_on(context())["turboquant_3bit_nc"], resident_ratio=2.0)
     found = by_metric(forecaster, lever)
     assert "does not fit" in found["goodput_requests_per_s"].reason
     assert found["goodput_requests_per_s"].predicted is None
