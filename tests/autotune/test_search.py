@@ -10,6 +10,7 @@ from kvtune.autotune.search import Search
 from kvtune.autotune.space import SearchSpace, SpaceKnob
 from kvtune.errors import StoreError
 from kvtune.policies.base import Knob
+from kvtune.types import Harm
 
 
 def knob(built, active_when=None):
@@ -224,3 +225,21 @@ def test_trials_carry_words_and_the_study_what_places_stand_for(space, url):
     study = loaded(url)
     assert study.trials[0].user_attrs == said
     assert study.user_attrs == {"block": "0: 32, 1: 64, 2: 128, 3: 256 tokens"}
+
+
+def test_a_list_gets_longer_in_a_lossy_search_that_goes_on_with_the_same_study(url):
+    def formats(harm, *choices):
+        built = Knob.choice("dtype", ("auto", *choices), default="auto", because="b")
+        return SearchSpace((SpaceKnob("policy", built, None, "because", harm),), {})
+
+    near = formats(Harm.NEAR_LOSSLESS, "fp8")
+    lossy = formats(Harm.LOSSY, "fp8", "int4")
+    search = Search("s", url, seed=1)
+    search.suggest_first(near, {"dtype": "fp8"})
+    search.suggest_first(lossy, {"dtype": "int4"})
+    asked = [search.ask(near), search.ask(lossy)]
+    assert [proposal.values for proposal in asked] == [{"dtype": "fp8"}, {"dtype": "int4"}]
+    for proposal in asked:
+        search.tell(proposal, 1.0, [])
+    kept = optuna.load_study(study_name="s", storage=url).get_trials()
+    assert kept[0].params == {"dtype": "fp8"}, "what studies kept before must still be found"
