@@ -1,9 +1,11 @@
 """What the rounds of a confirmation say about finalists beside the baseline, and who goes on.
 
-Rounds and configurations make a two-way layout of logarithms, so that a machine which is slower
-for a round favours nobody. Finalists are tested together by Holm's method (1979) at what the look
-may be wrong by (`rounds`). One interval a finalist says everything: better, worse, or by how much
-at most it can be better.
+Rounds and configurations make a two-way layout, so that a machine which is slower for a round
+favours nobody. It is one of logarithms, as noise is mostly a share of what is measured. Where few
+requests were good, one of them more or less is a large share, and logarithms would be all noise:
+there the values themselves are compared. Finalists are tested together by Holm's method (1979) at
+what the look may be wrong by (`rounds`). One interval a finalist says everything: better, worse, or
+by how much at most it can be better.
 """
 
 from __future__ import annotations
@@ -12,14 +14,16 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 from kvtune.autotune.rounds import level_at, level_left, looks
 from kvtune.profilers.statistics import (
     Contrast,
+    Estimate,
     block_contrast,
+    ratio_interval,
     t_probability,
     t_quantile,
-    welch_contrast,
 )
 
 MATTERS = 0.02
@@ -28,16 +32,41 @@ MATTERS = 0.02
 HOPELESS = 0.05
 """Chance of being proved by the last look below which a finalist is measured no more."""
 
-Values = Mapping[int, Sequence[float]]
-"""The objective of each configuration, a value a round; those of one round stand at one place."""
+FEW = 20
+"""Good requests in a round below which rounds are compared by their values, not by logarithms."""
+
+
+class Value(NamedTuple):
+    """The objective in one round, and how many requests were good there, `of` how many.
+
+    Both are infinite where the objective counts no requests, or nobody knows how many.
+    """
+
+    value: float
+    good: float = math.inf
+    of: float = math.inf
+
+    @property
+    def is_many(self) -> bool:
+        """Whether its logarithm is no noisier than what else disturbs a round."""
+        return self.value > 0 and self.good >= FEW
+
+    @property
+    def counting(self) -> float:
+        """The variance of the value if each request is good or not by itself: at least so much."""
+        return self.value**2 * (1 / self.good - 1 / self.of) if self.good else 0.0
+
+
+Values = Mapping[int, Sequence[Value]]
+"""What each configuration gave, a value a round; those of one round stand at one place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One finalist beside the baseline.
 
-    `contrast` is of logarithms if it `is_ratio`, else (a goodput of 0 has none) of the values, of
-    which the baseline's mean is `stock`. `level` is the chance with which each bound is wrong.
+    `contrast` is of logarithms if it `is_ratio`, else of the values. The baseline's mean value is
+    `stock`. `level` is the chance with which each bound is wrong.
     """
 
     rounds: int
@@ -62,12 +91,27 @@ class Finding:
         return self.bounds[1] < 0
 
     @property
+    def gain(self) -> float:
+        """The gain over the baseline, as a share of it."""
+        return self._share(self.contrast.difference)
+
+    @property
     def most_gain(self) -> float:
         """The largest gain over the baseline, as a share of it, that is not excluded."""
-        high = self.bounds[1]
+        return self._share(self.bounds[1])
+
+    @property
+    def ratio(self) -> Estimate | None:
+        """How many times the baseline's value it has; `None` where that is 0."""
         if self.is_ratio:
-            return math.expm1(high)
-        return high / self.stock if self.stock else math.copysign(math.inf, high)
+            low, high = self.bounds
+            return Estimate(math.exp(self.contrast.difference), math.exp(low), math.exp(high))
+        return ratio_interval(self.contrast, self.stock, self.level) if self.stock else None
+
+    def _share(self, difference: float) -> float:
+        if self.is_ratio:
+            return math.expm1(difference)
+        return difference / self.stock if self.stock else math.copysign(math.inf, difference)
 
     def hope(self, most: int, finalists: int) -> float:
         """The chance that the last of `most` rounds proves it better, by what is known so far.
@@ -88,19 +132,24 @@ class Finding:
 def contrast_of(values: Values, first: int, second: int) -> tuple[Contrast, bool] | None:
     """How far one configuration is above another, in their common rounds; `None` below two.
 
-    In logarithms where all values are positive, which the second part says. The noise is that of
-    all configurations that were in these rounds.
+    In logarithms where both had many good requests in all of these rounds, which the second part
+    says. The noise is that of all configurations that were in them and have logarithms as good; of
+    values it is at least what counting requests gives.
     """
     rounds = min(len(values[first]), len(values[second]))
     if rounds < 2:
         return None
     common = {n: found[:rounds] for n, found in values.items() if len(found) >= rounds}
-    positive = {n: list(map(math.log, own)) for n, own in common.items() if min(own) > 0}
-    if first not in positive or second not in positive:
-        return welch_contrast(common[first], common[second]), False
-    numbers = list(positive)
-    columns = list(positive.values())
-    return block_contrast(columns, numbers.index(first), numbers.index(second)), True
+    many = {n: own for n, own in common.items() if all(one.is_many for one in own)}
+    is_ratio = first in many and second in many
+    used = many if is_ratio else common
+    columns = [[math.log(v.value) if is_ratio else v.value for v in own] for own in used.values()]
+    numbers = list(used)
+    contrast = block_contrast(columns, numbers.index(first), numbers.index(second))
+    if not is_ratio:
+        counting = fmean(v.counting for n in (first, second) for v in common[n])
+        contrast = contrast._replace(error=max(contrast.error, math.sqrt(2 * counting / rounds)))
+    return contrast, is_ratio
 
 
 def findings(values: Values, baseline: int, level: Callable[[int], float]) -> dict[int, Finding]:
@@ -119,7 +168,7 @@ def findings(values: Values, baseline: int, level: Callable[[int], float]) -> di
         rounds, contrast, _ = found[number]
         return contrast.chance() / level(rounds)
 
-    stock = fmean(values[baseline])
+    stock = fmean(one.value for one in values[baseline])
     told = {}
     left, all_above = len(found), True
     for number in sorted(found, key=chance_by_level):
@@ -164,10 +213,10 @@ def next_round(
     if baseline not in values:
         return Next(why="there are no stock defaults to compare with")
     found = findings(values, baseline, lambda own_rounds: level_at(own_rounds, most))
-    proved = {n: found[n].contrast.difference for n in able if n in found and found[n].is_above}
+    proved = {n: found[n].gain for n in able if n in found and found[n].is_above}
     best = max((gain for n, gain in proved.items() if n in sure), default=-math.inf)
     running = [n for n in running if n in able and n in found and n not in proved]
-    ahead = [n for n in running if found[n].contrast.difference > best]
+    ahead = [n for n in running if found[n].gain > best]
     mattering = [n for n in ahead if found[n].most_gain >= MATTERS]
     going = [n for n in mattering if found[n].hope(most, len(found)) >= HOPELESS]
     if rounds == most or not found:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from kvtune.autotune.comparing import Next, next_round
-from kvtune.autotune.decide import meets_goal, objective_values
+from kvtune.autotune.decide import meets_goal, rounds_of
 from kvtune.autotune.ledger import RUNG_CONFIRM, Ledger, RequestSet
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.rounds import next_look, turned
@@ -58,8 +58,10 @@ def confirm(
     There are at most `rounds`. None begins that would end after `until_s`, a time of `clock`;
     `trial_s` is how long a measurement is thought to take, without what `afterwards`, which gets
     every server, asks it. That is told how much time is left by the measurements until the next
-    look. Empty when there was no time for any.
+    look. Empty when there was no time for any, or nothing to compare the baseline with.
     """
+    if all(trial.number == BASELINE for trial in trials):
+        return {}
 
     def left_s(later: int) -> float:
         return until_s - clock() - later * trial_s
@@ -112,7 +114,7 @@ def _following(
 ) -> Next:
     """Who is measured in the next round, by all that were measured so far."""
     found = {number: merged(own) for number, own in parts.items()}
-    values = {number: objective_values(goal, one) for number, one in found.items()}
+    values = {number: rounds_of(goal, one) for number, one in found.items()}
     return next_round(
         {number: own for number, own in values.items() if own},
         BASELINE,

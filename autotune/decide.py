@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-from kvtune.autotune.comparing import MATTERS, Finding, at_last, contrast_of
+from kvtune.autotune.comparing import MATTERS, Finding, Value, at_last, contrast_of
 from kvtune.autotune.rounds import ALPHA, looks
 from kvtune.profilers.goal import goal_met, goal_violations, slo_key, slo_text
 from kvtune.profilers.metrics.base import metric_of
@@ -59,6 +60,16 @@ def objective_values(goal: Goal, measurement: Measurement) -> tuple[float, ...]:
     if measurement.status is not Status.OK:
         return ()
     return measurement.metrics.get(goal.objective_metric, ())
+
+
+def rounds_of(goal: Goal, measurement: Measurement) -> tuple[Value, ...]:
+    """The objective of each repeat, with how many requests were good if it counts those."""
+    values = objective_values(goal, measurement)
+    shares = measurement.metrics.get("good_share_ratio", ())
+    of = measurement.requests_per_repeat
+    if goal.objective != "goodput" or not of or len(shares) != len(values):
+        return tuple(map(Value, values))
+    return tuple(Value(value, share * of, of) for value, share in zip(values, shares, strict=True))
 
 
 def mean_metrics(measurement: Measurement) -> dict[str, float]:
@@ -166,7 +177,7 @@ class _Field:
     ) -> None:
         self.goal = goal
         self.baseline = baseline
-        self.values = {c.number: objective_values(goal, c.measurement) for c in everyone}
+        self.values = {c.number: rounds_of(goal, c.measurement) for c in everyone}
         self._most = max(rounds, *map(len, self.values.values()))
         self.findings: Mapping[int, Finding] = {}
         if baseline is not None and baseline.number in self.values:
@@ -175,8 +186,8 @@ class _Field:
     def best(self, among: Sequence[Candidate]) -> Candidate:
         """The one with the highest objective, beside the baseline where all were beside it."""
         if all(c.number in self.findings for c in among):
-            return max(among, key=lambda c: self.findings[c.number].contrast.difference)
-        return max(among, key=lambda c: _mean(self.values[c.number]))
+            return max(among, key=lambda c: self.findings[c.number].gain)
+        return max(among, key=lambda c: fmean(one.value for one in self.values[c.number]))
 
     def first_place(self, among: Sequence[Candidate]) -> list[Candidate]:
         """The best one and those that cannot be told from it."""
@@ -191,29 +202,33 @@ class _Field:
         """How many times the baseline's objective it has; `None` where that is no ratio."""
         if (found := self.findings.get(chosen.number)) is None:
             return self._single_gain(chosen)
-        if not found.is_ratio:
+        if (ratio := found.ratio) is None:
             return None
-        low, high = found.bounds
+        method = (
+            "geometric mean of the ratios of each round, t interval on logarithms"
+            if found.is_ratio
+            else "ratio of the means, as few requests were good in some rounds, interval by "
+            "Fieller's theorem"
+        )
         return Interval(
-            estimate=math.exp(found.contrast.difference),
-            low=math.exp(low),
-            high=math.exp(high),
+            estimate=ratio.estimate,
+            low=ratio.low,
+            high=ratio.high,
             unit="ratio",
             confidence=1 - 2 * found.level,
             repeats=found.rounds,
-            method="geometric mean of the ratios of each round, t interval on logarithms with the "
-            f"noise of all rounds, for {len(self.findings)} finalists and "
+            method=f"{method} with the noise of all rounds, for {len(self.findings)} finalists and "
             f"{len(looks(self._most))} looks together",
         )
 
     def _single_gain(self, chosen: Candidate) -> Interval | None:
         """From one measurement each there is a ratio, and no bounds of it."""
         stock = self.baseline and self.values.get(self.baseline.number)
-        ours = self.values[chosen.number]
-        if not stock or chosen is self.baseline or min(ours[0], stock[0]) <= 0:
+        ours = self.values[chosen.number][0].value
+        if not stock or chosen is self.baseline or min(ours, stock[0].value) <= 0:
             return None
         return Interval(
-            estimate=ours[0] / stock[0],
+            estimate=ours / stock[0].value,
             low=None,
             high=None,
             unit="ratio",
@@ -228,13 +243,16 @@ _Choice = tuple[Outcome, list[Candidate], tuple[str, ...]]
 
 def _choose(field: _Field, feasible: Sequence[Candidate]) -> _Choice:
     objective, baseline = field.goal.objective, field.baseline
+    others = [c for c in feasible if c is not baseline]
+    if not others:
+        reason = "the stock defaults meet the goal, and nothing else that does was confirmed"
+        return Outcome.KEEP_BASELINE, list(feasible), (reason,)
     best = field.best(feasible)
     if len(field.values[best.number]) < 2:
         reason = "the best so far: measured once, so it cannot be told from chance"
         return Outcome.NO_CLEAR_WINNER, [best], (reason,)
     if baseline is None or baseline.number not in field.values:
         return _without_baseline(field, feasible)
-    others = [c for c in feasible if c is not baseline]
     told = {c.number: field.findings[c.number] for c in others if c.number in field.findings}
     better = [c for c in others if c.number in told and told[c.number].is_above]
     if better:
@@ -253,11 +271,7 @@ def _choose(field: _Field, feasible: Sequence[Candidate]) -> _Choice:
             (told[c.number].most_gain for c in unclear if c.number in told), default=math.inf
         )
         return Outcome.NO_CLEAR_WINNER, [baseline, *unclear], (reason, *_excluded(most_gain))
-    reason = (
-        "nothing that meets the goal beats the stock defaults"
-        if others
-        else "the stock defaults meet the goal, and nothing else that does was confirmed"
-    )
+    reason = "nothing that meets the goal beats the stock defaults"
     return Outcome.KEEP_BASELINE, [baseline], (reason,)
 
 
@@ -329,7 +343,3 @@ def _tie_reason(ties: Sequence[Candidate]) -> tuple[str, ...]:
 def _harm_and_size(candidate: Candidate) -> tuple[int, int, int]:
     harm = list(Harm).index(candidate.stack.harm)
     return harm, len(candidate.stack.arguments), candidate.number
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

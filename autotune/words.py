@@ -15,8 +15,10 @@ def interval(value: Interval | None) -> str:
     if value.unit == "s" and abs(value.estimate) < 1:
         factor, unit = 1000.0, " ms"
     text = digits(factor * value.estimate) + unit
-    if value.low is None or value.high is None:
+    if value.low is None:
         return text
+    if value.high is None:
+        return f"{text} (at least {digits(factor * value.low)})"
     return f"{text} ({digits(factor * value.low)} to {digits(factor * value.high)})"
 
 

@@ -51,6 +51,10 @@ class Scenario:
     finalist, or for the baseline if it `is_stock_wild`. `tails` draws it from Student's t with
     three degrees of freedom. The machine walks by `walk` from one measurement to the next, and one
     in `bad` of them is 40% slow.
+
+    All that is so of the requests served a second. `good` is the share of them that is good, of the
+    baseline and of each finalist (all of them, if it is empty), of `requests` each by itself; the
+    share scatters from one measurement to the next by `cliff`, a standard deviation of its logit.
     """
 
     name: str
@@ -61,6 +65,14 @@ class Scenario:
     tails: bool = False
     walk: float = 0.0
     bad: int = 0
+    good: tuple[float, ...] = ()
+    cliff: float = 0.5
+    requests: int = 40
+
+    def gain(self, number: int) -> float:
+        """What finalist `number` really gains, as a share of the baseline's figure."""
+        shares = self.good[number] / self.good[0] if self.good else 1.0
+        return (1 + self.gains[number - 1]) * shares - 1
 
 
 FLAT = (
@@ -73,11 +85,23 @@ FLAT = (
     Scenario("noise 3%, of the baseline 9%", noise=0.03, wild=3.0, is_stock_wild=True),
     Scenario("noise 5%, one finalist", gains=(0.0,)),
     Scenario("noise 5%, four finalists", gains=(0.0,) * 4),
+    *(Scenario(f"noise 5%, {p:.0%} of 40 are good", good=(p,) * 3) for p in (0.02, 0.1, 0.4, 0.8)),
+    Scenario("noise 5%, 10% of 40 are good, each alike", good=(0.1,) * 3, cliff=0.0),
+    Scenario("noise 5%, 10% of 16 are good", good=(0.1,) * 3, requests=16),
+    Scenario("noise 5%, 10% of 40 are good, four finalists", gains=(0.0,) * 4, good=(0.1,) * 5),
 )
-PLANTED = tuple(
-    Scenario(f"+{gain:.0%}, noise {noise:.0%}", gains=(gain, 0.0), noise=noise)
-    for gain in (0.05, 0.1, 0.2)
-    for noise in (0.03, 0.05, 0.1)
+PLANTED = (
+    *(
+        Scenario(f"+{gain:.0%}, noise {noise:.0%}", gains=(gain, 0.0), noise=noise)
+        for gain in (0.05, 0.1, 0.2)
+        for noise in (0.03, 0.05, 0.1)
+    ),
+    *(
+        Scenario(
+            f"twice as many, 98% of 40 good where {p:.0%} were", gains=(1.0, 0.0), good=(p, 0.98, p)
+        )
+        for p in (0.02, 0.1, 0.2, 0.4, 0.6)
+    ),
 )
 
 
@@ -97,9 +121,24 @@ class Simulated:
     def run(self, stack: PolicyStack, requests: RequestSet, *, parent: int, **_: Any) -> Entry:
         """One measurement of trial `parent`."""
         self.measured += 1
-        value = math.exp(self._truth(parent) + self._error(parent))
-        measurement = Measurement(status=Status.OK, metrics={GOAL.objective_metric: (value,)})
+        rate = math.exp(self._truth(parent) + self._error(parent))
+        share = self._share(parent)
+        measurement = Measurement(
+            status=Status.OK,
+            metrics={GOAL.objective_metric: (rate * share,), "good_share_ratio": (share,)},
+            requests_per_repeat=self._scenario.requests if self._scenario.good else 0,
+        )
         return Entry(trial(parent), measurement, reused=False)
+
+    def _share(self, number: int) -> float:
+        """The share of the requests of one measurement that are good."""
+        case, draw = self._scenario, self._random
+        if not case.good:
+            return 1.0
+        truth = case.good[number]
+        logit = math.log(truth / (1 - truth)) + draw.gauss(0, case.cliff)
+        chance = 1 / (1 + math.exp(-logit))
+        return sum(draw.random() < chance for _ in range(case.requests)) / case.requests
 
     def _truth(self, number: int) -> float:
         return math.log1p(self._scenario.gains[number - 1]) if number else 0.0
@@ -177,7 +216,7 @@ class Count:
         self.measured.append(outcome.measured)
         if outcome.winner is None:
             return
-        is_true = scenario.gains[outcome.winner - 1] >= MATTERS
+        is_true = scenario.gain(outcome.winner) >= MATTERS
         self.found += is_true
         self.false += not is_true
 

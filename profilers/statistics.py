@@ -141,33 +141,6 @@ def paired_ratio_interval(
     )
 
 
-def separated(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> bool:
-    """Whether two sets of repeats differ by more than chance (Welch's interval excludes 0).
-
-    `False` when either side has fewer than two values: nothing can be told then.
-    """
-    if len(first) < 2 or len(second) < 2:
-        return False
-    low, high = welch_contrast(first, second).bounds((1 - confidence) / 2)
-    return low > 0 or high < 0
-
-
-def welch_contrast(first: Sequence[float], second: Sequence[float]) -> Contrast:
-    """Mean of `first` minus mean of `second`, whose variances may differ (Welch, 1947).
-
-    Raises:
-        ValueError: a side has fewer than two values.
-    """
-    difference = fmean(first) - fmean(second)
-    one, two = variance(first) / len(first), variance(second) / len(second)
-    if one + two == 0:
-        return Contrast(difference, 0.0, len(first) + len(second) - 2)
-    one_share = one / (one + two)  # shares, because the squares themselves may underflow
-    two_share = 1 - one_share
-    freedom = 1 / (one_share**2 / (len(first) - 1) + two_share**2 / (len(second) - 1))
-    return Contrast(difference, math.sqrt(one + two), freedom)
-
-
 def block_contrast(columns: Sequence[Sequence[float]], first: int, second: int) -> Contrast:
     """How far one column's mean lies above another's, where rows share what disturbed them.
 
@@ -196,6 +169,31 @@ def block_contrast(columns: Sequence[Sequence[float]], first: int, second: int) 
     if own > pooled or pooled > UNLIKE * own:
         pooled, freedom = own, rows - 1
     return Contrast(fmean(differences), math.sqrt(2 * pooled / rows), freedom)
+
+
+def ratio_interval(contrast: Contrast, base: float, level: float) -> Estimate:
+    """How many times `base` a mean is that lies `contrast` above it, both of equal variance.
+
+    By Fieller's theorem (1954): the ratios that the data do not contradict, of which 1 is one
+    exactly if the contrast may be 0. A bound is `None` where `base` may be 0, as seen from there.
+
+    Raises:
+        ValueError: `base` is not positive.
+    """
+    if base <= 0:
+        raise ValueError(f"nothing is a multiple of {base}")
+    mean = base + contrast.difference
+    half = contrast.error and contrast.error * t_quantile(1 - level, contrast.freedom)
+    noise = half**2 / 2
+    # Where (mean - ratio * base)^2 <= noise * (1 + ratio^2), a parabola in the ratio.
+    opening = base**2 - noise
+    inside = noise * (base**2 + mean**2 - noise)
+    root = math.sqrt(max(0.0, inside))
+    if opening > 0:
+        return Estimate(mean / base, (mean * base - root) / opening, (mean * base + root) / opening)
+    if opening == 0 or inside < 0 or mean**2 <= noise:
+        return Estimate(mean / base, None, None)
+    return Estimate(mean / base, (mean * base - root) / opening, None)
 
 
 @cache

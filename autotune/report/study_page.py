@@ -151,8 +151,10 @@ def _verdict_figure(verdict: Verdict) -> KeyFigure:
 
 
 def _bounds(value: Interval) -> str:
-    if value.low is None or value.high is None:
+    if value.low is None:
         return ""
+    if value.high is None:
+        return f"{value.confidence:.0%}: at least {digits(value.low)}"
     return f"{value.confidence:.0%}: {digits(value.low)} to {digits(value.high)}"
 
 

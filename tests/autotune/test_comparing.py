@@ -8,35 +8,46 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.autotune.comparing import Next, contrast_of, findings, next_round
+from kvtune.autotune.comparing import FEW, Next, Value, contrast_of, findings, next_round
 from kvtune.autotune.rounds import ALPHA, level_at
 from kvtune.profilers.statistics import t_quantile
 
+
+def seen(**rounds):
+    """What configurations gave, each with a logarithm that is as good as any."""
+    return {int(name[1:]): tuple(map(Value, own)) for name, own in rounds.items()}
+
+
 # Two finalists beside the baseline, 5 rounds of which the third one was slow for everybody.
-ROUNDS = {
-    0: (10.0, 10.3, 8.1, 9.9, 10.2),
-    1: (11.2, 11.3, 9.2, 10.7, 11.6),
-    2: (10.1, 10.0, 8.3, 10.1, 10.0),
-}
+ROUNDS = seen(
+    c0=(10.0, 10.3, 8.1, 9.9, 10.2),
+    c1=(11.2, 11.3, 9.2, 10.7, 11.6),
+    c2=(10.1, 10.0, 8.3, 10.1, 10.0),
+)
+
+
+def counted(good, of, rates):
+    """Rounds with so many good requests of `of`, at these rates of all requests a second."""
+    return tuple(Value(rate * n / of, n, of) for n, rate in zip(good, rates, strict=True))
 
 
 def by_regression(values, first, second):
     """The same contrast by ordinary least squares on indicators, with NumPy."""
     numbers = sorted(values)
-    rows, seen = [], []
+    rows, told = [], []
     for place, number in enumerate(numbers):
         for round_number, value in enumerate(values[number]):
             row = np.zeros(len(numbers) + len(values[number]))
             row[place] = row[len(numbers) + round_number] = 1
             rows.append(row)
-            seen.append(math.log(value))
-    design, seen = np.array(rows), np.array(seen)
-    told = np.linalg.pinv(design) @ seen
-    freedom = len(seen) - np.linalg.matrix_rank(design)
-    variance = ((seen - design @ told) ** 2).sum() / freedom
+            told.append(math.log(value.value))
+    design, told = np.array(rows), np.array(told)
+    fitted = np.linalg.pinv(design) @ told
+    freedom = len(told) - np.linalg.matrix_rank(design)
+    variance = ((told - design @ fitted) ** 2).sum() / freedom
     c = np.zeros(design.shape[1])
     c[numbers.index(first)], c[numbers.index(second)] = 1, -1
-    return c @ told, math.sqrt(variance * c @ np.linalg.pinv(design.T @ design) @ c), freedom
+    return c @ fitted, math.sqrt(variance * c @ np.linalg.pinv(design.T @ design) @ c), freedom
 
 
 def test_a_contrast_is_that_of_the_two_way_model():
@@ -48,7 +59,8 @@ def test_a_contrast_is_that_of_the_two_way_model():
 
 def test_a_slow_round_changes_nothing():
     slowed = {
-        n: tuple(v / 3 if i == 1 else v for i, v in enumerate(own)) for n, own in ROUNDS.items()
+        n: tuple(Value(v.value / 3 if i == 1 else v.value) for i, v in enumerate(own))
+        for n, own in ROUNDS.items()
     }
     assert contrast_of(slowed, 1, 0)[0] == pytest.approx(contrast_of(ROUNDS, 1, 0)[0])
 
@@ -62,24 +74,76 @@ def test_only_common_rounds_are_compared():
 
 
 def test_one_round_compares_nothing():
-    assert contrast_of({0: (1.0,), 1: (2.0,)}, 1, 0) is None
-    assert findings({0: (1.0,), 1: (2.0,)}, 0, lambda rounds: ALPHA) == {}
+    assert contrast_of(seen(c0=(1.0,), c1=(2.0,)), 1, 0) is None
+    assert findings(seen(c0=(1.0,), c1=(2.0,)), 0, lambda rounds: ALPHA) == {}
 
 
 def test_a_value_of_zero_is_compared_by_differences():
-    found, is_ratio = contrast_of({0: (0.0, 0.0, 0.0), 1: (2.0, 2.1, 1.9)}, 1, 0)
+    found, is_ratio = contrast_of(seen(c0=(0.0, 0.0, 0.0), c1=(2.0, 2.1, 1.9)), 1, 0)
     assert not is_ratio
-    # mean 2.0, standard deviation 0.1 in three rounds, Welch's freedom is 2 beside no variance
+    # mean 2.0, standard deviation 0.1 in three rounds
     assert found == pytest.approx((2.0, 0.1 / math.sqrt(3), 2.0))
+
+
+NEAR_ZERO = {
+    0: counted((2, 5, 3), 40, (2.2, 2.2, 2.2)),
+    1: counted((39, 40, 40), 40, (4.7, 5.0, 4.8)),
+    2: counted((40, 39, 40), 40, (4.6, 4.7, 4.9)),
+}
+"""Stock that serves hardly a request in time, one more or less is a factor, beside two that do."""
+
+
+def test_where_few_requests_are_good_values_are_compared_and_a_clear_gain_is_seen_at_once():
+    found = findings(NEAR_ZERO, 0, lambda rounds: level_at(rounds, 8))
+    assert all(one.is_above and not one.is_ratio for one in found.values())
+    assert go(NEAR_ZERO).why == "a finalist is above the stock defaults beyond noise"
+    logs = {n: tuple(Value(v.value) for v in own) for n, own in NEAR_ZERO.items()}
+    assert go(logs).going, "by logarithms, the same rounds prove nothing"
+
+
+@pytest.mark.parametrize(("good", "is_ratio"), [(FEW, True), (FEW - 1, False)])
+def test_one_round_with_few_good_requests_is_enough_to_compare_values(good, is_ratio):
+    many = counted((40, 40, 40), 40, (2.0, 2.1, 1.9))
+    once = counted((40, good, 40), 40, (2.0, 2.1, 1.9))
+    assert contrast_of({0: once, 1: many}, 1, 0)[1] is is_ratio
+    assert contrast_of({0: many, 1: once}, 1, 0)[1] is is_ratio
+    assert contrast_of({0: many, 1: many, 2: once}, 1, 0)[1], "whoever is compared counts"
+
+
+def test_counts_that_happen_to_agree_are_no_proof():
+    """One good request of 40 beside two, in each of three rounds: the rounds do not scatter at all,
+    yet with 3 and 6 of 120 requests good, Fisher's exact test gives 0.25, one-sided."""
+    rates = (2.0, 2.0, 2.0)
+    values = {0: counted((1, 1, 1), 40, rates), 1: counted((2, 2, 2), 40, rates)}
+    (found,) = findings(values, 0, lambda rounds: ALPHA).values()
+    # By request: variances of 1 * 39/40 and 2 * 38/40 good ones, each worth 2.0 / 40
+    error = 2.0 / 40 * math.sqrt((39 / 40 + 76 / 40) / 3)
+    assert found.contrast == pytest.approx((0.05, error, 2))
+    assert not found.is_above
+
+
+def test_gains_by_value_and_by_logarithm_are_told_alike():
+    few = findings(NEAR_ZERO, 0, lambda rounds: ALPHA)[1]
+    assert few.gain == pytest.approx(few.contrast.difference / few.stock)
+    assert few.ratio.estimate == pytest.approx(1 + few.gain)
+    many = findings(ROUNDS, 0, lambda rounds: ALPHA)[1]
+    assert many.gain == pytest.approx(math.exp(many.contrast.difference) - 1)
+    assert many.ratio.estimate == pytest.approx(1 + many.gain)
+    assert many.ratio.low == pytest.approx(math.exp(many.bounds[0]))
+
+
+def test_nothing_is_a_multiple_of_zero():
+    none = seen(c0=(0.0, 0.0, 0.0), c1=(2.0, 2.1, 1.9))
+    assert findings(none, 0, lambda rounds: ALPHA)[1].ratio is None
 
 
 def test_finalists_are_tested_together():
     """By Holm: the clearest against a half of what a look may be wrong by, the next against all."""
-    both = {0: (1.0, 1.02, 0.99), 1: (2.0, 2.1, 1.95), 2: (1.5, 1.49, 1.53)}
+    both = seen(c0=(1.0, 1.02, 0.99), c1=(2.0, 2.1, 1.95), c2=(1.5, 1.49, 1.53))
     found = findings(both, 0, lambda rounds: 0.02)
     assert all(one.is_above for one in found.values())
     assert sorted(one.level for one in found.values()) == [0.01, 0.02]
-    none = {**both, 1: (1.0, 1.04, 0.97), 2: (1.01, 1.0, 1.01)}
+    none = {**both, **seen(c1=(1.0, 1.04, 0.97), c2=(1.01, 1.0, 1.01))}
     assert [one.level for one in findings(none, 0, lambda rounds: 0.02).values()] == [0.01, 0.01]
 
 
@@ -87,7 +151,7 @@ def test_finalists_are_tested_together():
 def test_bounds_and_p_values_say_the_same(seed, sigma, finalists):
     rng = random.Random(seed)
     values = {
-        n: tuple(math.exp(rng.gauss(0.15 * n, sigma)) for _ in range(3))
+        n: tuple(Value(math.exp(rng.gauss(0.15 * n, sigma))) for _ in range(3))
         for n in range(1 + finalists)
     }
     for one in findings(values, 0, lambda rounds: ALPHA).values():
@@ -104,7 +168,7 @@ def flat(spread, rounds=3, **gains):
     """Rounds that scatter by about `spread`, a finalist with each of the `gains`."""
     rng = random.Random(5)
     return {
-        n: tuple(gain * math.exp(rng.gauss(0, spread)) for _ in range(rounds))
+        n: tuple(Value(gain * math.exp(rng.gauss(0, spread))) for _ in range(rounds))
         for n, gain in {0: 1.0, **{int(name[1:]): gain for name, gain in gains.items()}}.items()
     }
 
@@ -124,13 +188,13 @@ def test_a_gain_that_is_not_clear_yet_goes_on():
 
 
 def test_a_finalist_ahead_of_a_proved_one_goes_on():
-    values = {0: (1.0, 1.01, 0.99), 1: (1.5, 1.51, 1.52), 2: (1.3, 2.9, 1.8)}
+    values = seen(c0=(1.0, 1.01, 0.99), c1=(1.5, 1.51, 1.52), c2=(1.3, 2.9, 1.8))
     assert go(values).going == (0, 2)
-    assert go({**values, 2: (1.0, 2.0, 1.3)}).going == ()
+    assert go({**values, **seen(c2=(1.0, 2.0, 1.3))}).going == ()
 
 
 def test_a_proved_one_whose_answers_may_be_refused_keeps_nobody_from_going_on():
-    values = {0: (1.0, 1.05, 0.98), 1: (4.0, 4.2, 4.1), 2: (1.15, 1.14, 1.19)}
+    values = seen(c0=(1.0, 1.05, 0.98), c1=(4.0, 4.2, 4.1), c2=(1.15, 1.14, 1.19))
     assert go(values).going == ()
     assert go(values, sure=(2,)).going == (0, 2)
 
@@ -156,21 +220,16 @@ def test_nothing_goes_on_after_the_last_round():
 
 
 def test_without_stock_defaults_there_is_nothing_to_prove():
-    two = {1: (1.0, 1.0), 2: (1.1, 1.0)}
+    two = seen(c1=(1.0, 1.0), c2=(1.1, 1.0))
     assert go(two).going == (1, 2), "the first look has to tell them apart"
-    assert go({n: (*own, 1.0) for n, own in two.items()}) == Next(
+    assert go({n: (*own, Value(1.0)) for n, own in two.items()}) == Next(
         why="there are no stock defaults to compare with"
     )
 
 
-def test_stock_defaults_alone_are_measured_until_a_look():
-    assert go({0: (1.0, 1.0)}, able=()).going == (0,)
-    assert go({0: (1.0, 1.0, 1.0)}, able=()) == Next()
-
-
 def test_what_failed_does_not_go_on():
     """It has no values."""
-    assert go({0: (1.0, 1.0), 2: (1.0, 1.0)}).going == (0, 2)
+    assert go(seen(c0=(1.0, 1.0), c2=(1.0, 1.0))).going == (0, 2)
     assert go({}).going == ()
 
 
@@ -178,7 +237,7 @@ def test_what_failed_does_not_go_on():
 def test_hope_of_what_is_known_is_what_rounds_to_come_would_show(seed):
     """By drawing the difference and the rounds to come, with the noise as it was estimated."""
     rng = np.random.default_rng(seed)
-    values = {n: tuple(np.exp(rng.normal(0.05 * n, 0.05, 5))) for n in (0, 1)}
+    values = {n: tuple(map(Value, np.exp(rng.normal(0.05 * n, 0.05, 5)))) for n in (0, 1)}
     (found,) = findings(values, 0, lambda rounds: 0.01).values()
     difference, error, freedom = found.contrast
     sigma = error * math.sqrt(5 / 2)

@@ -170,6 +170,11 @@ def test_nobody_to_confirm_is_nothing(landscape, tuning_on):
     assert confirm([], tuning_on().ledger, LOAD, Recorder(), goal=GOAL, rounds=3, seed=0) == {}
 
 
+def test_stock_defaults_alone_are_not_measured_again(confirmed, landscape):
+    assert confirmed([0]) == {}
+    assert landscape.asked == []
+
+
 def told(**rounds):
     """A ledger in which trial n has so many rounds, from the first one on."""
     entries = [

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.autotune.decide import Candidate, decide
+from kvtune.autotune.comparing import Value
+from kvtune.autotune.decide import Candidate, decide, rounds_of
 from kvtune.types import (
     Choice,
     Failure,
@@ -199,6 +200,47 @@ def test_measured_once_the_best_so_far_is_named_as_no_more_than_that():
     assert decision.outcome is Outcome.NO_CLEAR_WINNER
     assert decision.recommended == 3
     assert "best so far" in decision.reasons[0]
+
+
+def counted(good, of, rates, ttft_s=0.5):
+    """So many requests of `of` in time in each round, at these rates of all requests a second."""
+    return Measurement(
+        status=Status.OK,
+        metrics={
+            "goodput_requests_per_s": tuple(r * n / of for n, r in zip(good, rates, strict=True)),
+            "good_share_ratio": tuple(n / of for n in good),
+            "output_tokens_per_s": tuple(30 * rate for rate in rates),
+            "ttft_p95_s": (ttft_s,) * len(good),
+        },
+        requests_per_repeat=of,
+    )
+
+
+def test_rounds_know_how_many_requests_were_good_where_those_are_the_objective():
+    found = counted((2, 30), 40, (2.0, 2.4))
+    assert rounds_of(GOAL, found) == (Value(0.1, 2, 40), Value(1.8, 30, 40))
+    assert rounds_of(Goal(objective="throughput"), found) == (Value(60.0), Value(72.0))
+    unknown = found.model_copy(update={"requests_per_repeat": 0})
+    assert rounds_of(GOAL, unknown) == (Value(0.1), Value(1.8)), "as in an older history"
+
+
+def test_defaults_that_serve_next_to_nothing_in_time_are_beaten_in_three_rounds():
+    stock = Candidate(0, PolicyStack(), counted((2, 5, 3), 40, (2.2, 2.2, 2.2), ttft_s=9.0))
+    ours = Candidate(3, stack(a=1), counted((39, 40, 40), 40, (4.7, 5.0, 4.8)))
+    also = Candidate(4, stack(a=1, b=2), counted((40, 39, 40), 40, (4.6, 4.7, 4.9)))
+    decision = decide(GOAL, stock, [ours, also], {}, rounds=8)
+    assert decision.outcome is Outcome.WINNER
+    gain = decision.gain_ratio
+    assert gain.estimate == pytest.approx((4.7 * 39 / 40 + 5.0 + 4.8) / (2.2 * 10 / 40))
+    assert 1 < gain.low < gain.estimate
+    assert gain.high is None, "so few good requests may as well have been none"
+    assert "Fieller" in gain.method
+
+
+def test_with_nothing_else_measured_the_defaults_need_no_rounds_to_be_kept():
+    decision = decide(GOAL, candidate(0, (1.0,)), [], {})
+    assert decision.outcome is Outcome.KEEP_BASELINE
+    assert "nothing else" in decision.reasons[0]
 
 
 def test_with_nothing_else_confirmed_the_defaults_are_kept_and_it_says_so():

@@ -40,6 +40,38 @@ def test_one_in_so_many_is_bad():
     assert sum(error < -0.4 for error in found) / len(found) == pytest.approx(1 / 20, rel=0.2)
 
 
+NEAR_ZERO = aa.Scenario("near zero", gains=(1.0, 0.0), good=(0.05, 0.98, 0.05))
+
+
+def test_requests_are_good_by_chance_around_their_share():
+    ledger = aa.Simulated(replace(NEAR_ZERO, cliff=0.0), 1)
+    shares = [ledger._share(0) for _ in range(4000)]
+    assert fmean(shares) == pytest.approx(0.05, rel=0.05)
+    assert stdev(shares) == pytest.approx((0.05 * 0.95 / 40) ** 0.5, rel=0.05)
+    scattered = aa.Simulated(replace(NEAR_ZERO, cliff=1.0), 1)
+    assert stdev(scattered._share(0) for _ in range(4000)) > 1.5 * stdev(shares)
+
+
+def test_what_a_finalist_gains_is_in_good_requests():
+    assert NEAR_ZERO.gain(1) == pytest.approx(2 * 0.98 / 0.05 - 1)
+    assert NEAR_ZERO.gain(2) == 0
+    assert CALM.gain(1) == 0
+
+
+def test_a_factor_over_next_to_nothing_is_found_at_the_first_look():
+    ours, before = aa.count(NEAR_ZERO, 20, 8, 0)
+    assert ours.found == before.studies == 20
+    assert ours.measured.count(9) >= 16, "three rounds of three; by logarithms, every second one"
+    assert before.found < ours.found
+
+
+def test_hardly_any_winner_is_false_where_hardly_a_request_is_good():
+    flat = replace(NEAR_ZERO, name="flat near zero", gains=(0.0, 0.0), good=(0.05,) * 3)
+    ours, _ = aa.count(flat, 200, 8, 0)
+    assert ours.found == 0
+    assert ours.false <= 10, "5%, where 2.5% are designed for"
+
+
 def test_a_large_gain_is_found_in_few_measurements():
     ours, before = aa.count(replace(CALM, name="large", gains=(9.0, 0.0)), 20, 8, 0)
     assert ours.found == 20

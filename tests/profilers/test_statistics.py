@@ -16,7 +16,7 @@ from kvtune.profilers.statistics import (
     mean_interval,
     paired_ratio_interval,
     percentile,
-    separated,
+    ratio_interval,
     t_probability,
     t_quantile,
 )
@@ -138,24 +138,37 @@ def test_pairing_removes_drift_that_both_share():
     machine = [1.0, 1.4, 0.7, 1.1]
     ours, theirs = [1.1 * speed for speed in machine], machine
     assert paired_ratio_interval(list(zip(ours, theirs, strict=True))).low > 1.09
-    assert not separated(ours, theirs)
+    ours_alone, theirs_alone = mean_interval(ours), mean_interval(theirs)
+    assert ours_alone.low < theirs_alone.estimate, "apart, they cannot be told"
 
 
-def test_separated_needs_repeats_and_a_real_difference():
-    assert separated([10.0, 10.1, 9.9], [12.0, 12.1, 11.9])
-    assert not separated([10.0, 12.0, 9.0], [12.0, 10.1, 11.9])
-    assert not separated([10.0], [20.0])
-    assert separated([1.0, 1.0], [2.0, 2.0])
-    assert not separated([1.0, 1.0], [1.0, 1.0])
+contrasts = st.builds(Contrast, st.floats(-0.9, 40), st.floats(0.01, 3), st.floats(1, 20))
 
 
-def test_separated_rarely_sees_a_difference_that_is_not_there():
-    rng = random.Random(13)
-    alarms = sum(
-        separated([rng.gauss(5, 1) for _ in range(4)], [rng.gauss(5, 2) for _ in range(4)])
-        for _ in range(1000)
+@given(contrasts, st.floats(0.001, 0.2), st.floats(0, 60))
+def test_a_ratio_interval_holds_the_ratios_that_a_t_test_does_not_refuse(contrast, level, ratio):
+    found = ratio_interval(contrast, 1.0, level)
+    missed = abs(1.0 + contrast.difference - ratio * 1.0)
+    error = contrast.error * math.sqrt((1 + ratio**2) / 2)
+    by_how_much = missed - t_quantile(1 - level, contrast.freedom) * error
+    is_inside = (found.low is None or found.low <= ratio) and (
+        found.high is None or ratio <= found.high
     )
-    assert alarms <= 70
+    assert is_inside == (by_how_much <= 0) or by_how_much == pytest.approx(0, abs=1e-6)
+
+
+@given(contrasts, st.floats(0.001, 0.2))
+def test_a_ratio_of_one_is_refused_exactly_where_a_difference_is_proved(contrast, level):
+    found = ratio_interval(contrast, 1.0, level)
+    low, high = contrast.bounds(level)
+    assert (found.low is not None and found.low > 1) == (low > 0)
+    assert (found.high is not None and found.high < 1) == (high < 0)
+
+
+def test_a_ratio_without_noise_is_exact_and_of_nothing_there_is_none():
+    assert ratio_interval(Contrast(3.0, 0.0, 4), 1.5, 0.01) == (3.0, 3.0, 3.0)
+    with pytest.raises(ValueError, match="multiple of 0"):
+        ratio_interval(Contrast(3.0, 1.0, 4), 0.0, 0.01)
 
 
 @given(st.floats(0.01, 0.99), st.floats(1, 60))

@@ -205,6 +205,7 @@ def test_an_amount_has_its_unit(value, unit, text):
         (None, "-"),
         (Interval(estimate=2.0, low=None, high=None, unit="requests/s"), "2"),
         (Interval(estimate=2.0, low=1.5, high=2.5, unit="requests/s"), "2 (1.5 to 2.5)"),
+        (Interval(estimate=9.0, low=2.5, high=None, unit="ratio"), "9 (at least 2.5)"),
         (Interval(estimate=0.0123, low=0.01, high=0.015, unit="s"), "12.3 ms (10 to 15)"),
         (Interval(estimate=1.25, low=1.0, high=1.5, unit="s"), "1.25 s (1 to 1.5)"),
     ],
