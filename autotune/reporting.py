@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from kvtune.profilers.load.progress import Progress
 from kvtune.types import Measurement, Trial, Verdict
+
+if TYPE_CHECKING:
+    from kvtune.autotune.search_view import SearchView
 
 StepKind = Literal["verdict", "rung", "unlock", "stop", "note"]
 """What a step of a search is: what the load is bound by, which settings are tried from here on, why
@@ -42,6 +45,9 @@ class Reporter(Protocol):
     def trial(self, trial: Trial, measurement: Measurement, *, reused: bool) -> None:
         """A trial has ended; `reused` says that it was known before."""
 
+    def standing(self, view: SearchView) -> None:
+        """Where a search stands, after each trial and before the confirmation."""
+
 
 class Quiet:
     """A reporter that says nothing."""
@@ -72,4 +78,7 @@ class Quiet:
         """Say nothing."""
 
     def trial(self, trial: Trial, measurement: Measurement, *, reused: bool) -> None:
+        """Say nothing."""
+
+    def standing(self, view: SearchView) -> None:
         """Say nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtune.autotune.reporting import Reporter, StepKind
+from kvtune.autotune.search_view import SearchView
 from kvtune.autotune.words import verdict_text
 from kvtune.profilers.load.progress import Progress
 from kvtune.store.database import Store
@@ -59,6 +60,10 @@ class KeepsSteps:
     def trial(self, trial: Trial, measurement: Measurement, *, reused: bool) -> None:
         """Pass it on; the store has the trial."""
         self._reporter.trial(trial, measurement, reused=reused)
+
+    def standing(self, view: SearchView) -> None:
+        """Pass it on."""
+        self._reporter.standing(view)
 
     def _keep(self, kind: StepKind, says: str, trial: int | None = None) -> None:
         if (kind, says) not in self._kept:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,6 +15,9 @@ from rich.status import Status as Spinner
 from kvtune.autotune.reporting import StepKind
 from kvtune.profilers.load.progress import Progress
 from kvtune.types import Bottleneck, Measurement, Status, Trial, Verdict
+
+if TYPE_CHECKING:
+    from kvtune.autotune.search_view import SearchView
 
 PLAIN_INTERVAL_S = 5.0
 
@@ -25,9 +29,13 @@ stderr = Console(stderr=True, highlight=False)
 
 
 class TerminalReporter:
-    """Draws progress: a live line on a terminal, a line every few seconds elsewhere."""
+    """Draws progress: a live line on a terminal, a line every few seconds elsewhere.
 
-    def __init__(self) -> None:
+    With a `price_per_hour` it ends with what the time has cost.
+    """
+
+    def __init__(self, *, price_per_hour: float | None = None) -> None:
+        self._price_per_hour = price_per_hour
         self._spinner: Spinner | None = None
         self._began_s = time.monotonic()
         self._said_s = 0.0
@@ -40,12 +48,23 @@ class TerminalReporter:
         if stderr.is_terminal:
             self._spinner = stderr.status("starting")
             self._spinner.start()
+        with self._closing():
+            try:
+                yield self
+            finally:
+                if self._spinner is not None:
+                    self._spinner.stop()
+                    self._spinner = None
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Print what it has cost when the block ends, however it ends."""
         try:
-            yield self
+            yield
         finally:
-            if self._spinner is not None:
-                self._spinner.stop()
-                self._spinner = None
+            if self._price_per_hour is not None:
+                each = f"{self._price_per_hour:g} an hour"
+                self._line(f"took {self._elapsed()}, which cost {self._spent():.2f} at {each}")
 
     def phase(self, title: str) -> None:
         """Print the title of a step."""
@@ -119,6 +138,9 @@ class TerminalReporter:
             said = escape(measurement.cut or why)
             self._line(f"  [{colour}]{name}[/{colour}]: {said}{again}")
 
+    def standing(self, view: SearchView) -> None:
+        """Say nothing: the lines of its trials say where a search stands."""
+
     def _line(self, text: str) -> None:
         stderr.print(f"[dim]{self._elapsed()}[/dim] {text}", soft_wrap=True)
         self._said_s = time.monotonic()
@@ -129,6 +151,10 @@ class TerminalReporter:
             self._spinner.update(escape(f"{self._title}: {text}"[: stderr.width - 4]))
         elif time.monotonic() - self._said_s > PLAIN_INTERVAL_S:
             self._line(f"  [dim]{escape(text)}[/dim]")
+
+    def _spent(self) -> float:
+        """What the time since the start has cost."""
+        return (time.monotonic() - self._began_s) / 3600 * (self._price_per_hour or 0.0)
 
     def _elapsed(self) -> str:
         seconds = int(time.monotonic() - self._began_s)

@@ -43,6 +43,7 @@ def search(
     probe_time: search_options.ProbeTime = "20s",
     max_harm: search_options.MaxHarm = "near-lossless",
     explore_lossy: search_options.ExploreLossy = False,
+    sampler: search_options.SamplerName = "auto",
     quality: search_options.Quality = None,
     quality_size: search_options.QualitySize = "standard",
     quality_data: search_options.QualityData = None,
@@ -61,6 +62,8 @@ def search(
     no_early_stop: options.NoEarlyStop = False,
     seed: options.Seed = 0,
     dry_run: search_options.DryRun = False,
+    price_per_hour: search_options.PricePerHour = None,
+    plain: search_options.Plain = False,
     store: options.StoreUrl = None,
     json: options.Json = False,
 ) -> None:
@@ -74,7 +77,8 @@ def search(
     import os
 
     from kvtune.autotune.cli import results
-    from kvtune.autotune.cli.console import TerminalReporter, print_json
+    from kvtune.autotune.cli.console import print_json
+    from kvtune.autotune.cli.live import search_reporter
     from kvtune.autotune.exclusive import only_search_of
     from kvtune.autotune.limits import Budget, Rules
     from kvtune.autotune.study import open_study
@@ -94,6 +98,7 @@ def search(
 
     if max_harm not in (Harm.LOSSLESS, Harm.NEAR_LOSSLESS):
         raise BadInput(f"--max-harm {max_harm!r} is not known", fix="use lossless or near-lossless")
+    proposing = search_options.read_sampler(sampler)
     check_model(model)
     model = options.resolved_model(model)
     wanted = parse_goal(goal or [])
@@ -123,7 +128,7 @@ def search(
     )
     time_s = options.parse_duration(budget_time) if budget_time else None
     device = detect_device()
-    reporter = TerminalReporter()
+    reporter = search_reporter(plain=plain or json, price_per_hour=price_per_hour)
     with (
         options.open_history(store) as history,
         options.make_engine(
@@ -200,6 +205,7 @@ def search(
                     remeasure=remeasure,
                     quality=asked,
                     early_stop=not no_early_stop,
+                    sampler=proposing,
                 ),
             )
             decision = tuning.run()

@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from kvtune import types
     from kvtune.autotune.cli.options import Arguments
-    from kvtune.autotune.limits import QualityRules
+    from kvtune.autotune.limits import QualityRules, Sampler
 
 Model = Annotated[str, typer.Option("--model", help="Checkpoint directory or hub id to serve.")]
 Workload = Annotated[
@@ -102,6 +102,45 @@ Remeasure = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be searched, and stop.")]
+PricePerHour = Annotated[
+    float | None,
+    typer.Option(
+        "--price-per-hour",
+        min=0,
+        help="What an hour of this machine costs, in any currency: shows what was spent and what "
+        "is left to spend.",
+    ),
+]
+Plain = Annotated[
+    bool,
+    typer.Option("--plain", help="Print lines instead of the live view, also on a terminal."),
+]
+
+
+SamplerName = Annotated[
+    str,
+    typer.Option(
+        "--sampler",
+        help="Who says what to try: model (simulations, corrected by what was measured), tpe "
+        "(Optuna's), or auto: the model, but for large spaces of which nothing can be simulated.",
+    ),
+]
+
+
+def read_sampler(text: str) -> Sampler:
+    """Who says what to try.
+
+    Raises:
+        BadInput: there is nobody of that name.
+    """
+    from kvtune.autotune.limits import Sampler
+    from kvtune.errors import BadInput
+
+    try:
+        return Sampler(text)
+    except ValueError:
+        fix = f"use {', '.join(Sampler)}"
+        raise BadInput(f"--sampler {text!r} is not known", fix=fix) from None
 
 
 def quality_rules(

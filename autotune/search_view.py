@@ -1,0 +1,164 @@
+"""Where a search stands, as a reader sees it: small values that are taken after each trial."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Literal
+
+from kvtune.autotune.decide import mean_metrics, meets_goal, objective_values
+from kvtune.autotune.ledger import Entry
+from kvtune.autotune.so_far import SoFar
+from kvtune.autotune.spending import confirmation_s, trial_s
+from kvtune.autotune.standing import ranked
+from kvtune.policies.stack import describe
+from kvtune.profilers.goal import slo_key, slo_text
+from kvtune.profilers.metrics.base import metric_of
+from kvtune.types import Status
+
+CUT = "given up early"
+OUT = "may not be shipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """A limit of the goal beside what the incumbent has; `value_s` is None where unmeasured."""
+
+    limit: str
+    value_s: float | None
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Incumbent:
+    """The best trial so far. `over_stock` is its objective over the baseline's, if that has one."""
+
+    number: int
+    settings: str
+    value: float
+    over_stock: float | None
+    meets_goal: bool
+    margins: tuple[Margin, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A rung of the ladder: whether its settings are tried, and why or why not; `tried` trials."""
+
+    name: str
+    state: Literal["done", "open", "closed"]
+    why: str
+    tried: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is left and what it goes to, in seconds; `left_s` is infinite without a limit.
+
+    `trials` is how many more there are at most, and `trial_s` what one takes. A `trial_s` of 0 says
+    that nothing was measured yet.
+    """
+
+    trials: int
+    left_s: float
+    trial_s: float
+    confirming_s: float
+    asking_s: float
+
+    @property
+    def affordable(self) -> int:
+        """The trials for which there is time before the confirmation."""
+        if self.left_s == math.inf or self.trial_s <= 0:
+            return self.trials
+        spare_s = self.left_s - self.confirming_s - self.asking_s
+        return max(0, min(self.trials, math.floor(spare_s / self.trial_s)))
+
+    @property
+    def expected_s(self) -> float:
+        """About how long all of it takes, and no longer than what is left."""
+        planned_s = self.affordable * self.trial_s + self.confirming_s + self.asking_s
+        return min(planned_s, max(0.0, self.left_s))
+
+
+@dataclass(frozen=True, slots=True)
+class SearchView:
+    """A search between two trials. `unit` is that of the objective.
+
+    `failures` maps a class, or a reason in words, to how many trials there were of it.
+    """
+
+    objective: str
+    unit: str
+    tried: int
+    most: int
+    best: Incumbent | None
+    plan: Plan
+    ladder: tuple[Rung, ...] = ()
+    failures: Mapping[str, int] = field(default_factory=dict)
+
+
+def view_of(so_far: SoFar, ladder: Sequence[Rung] = ()) -> SearchView:
+    """Take down where a search stands now."""
+    goal, budget, points = so_far.goal, so_far.budget, so_far.points
+    quality = so_far.judging
+    chosen = so_far.finals().chosen
+    return SearchView(
+        objective=goal.objective,
+        unit=metric_of(goal.objective_metric).unit,
+        tried=len(points),
+        most=budget.trials,
+        best=_best(so_far),
+        plan=Plan(
+            trials=max(0, budget.trials - len(points)),
+            left_s=so_far.left_s(),
+            trial_s=trial_s(points),
+            confirming_s=confirmation_s(points, budget),
+            asking_s=0.0 if quality is None else quality.expected_s(chosen),
+        ),
+        ladder=tuple(ladder),
+        failures=_failures(so_far),
+    )
+
+
+def _best(so_far: SoFar) -> Incumbent | None:
+    """The first of those that may be shipped, the baseline among them."""
+    goal, points = so_far.goal, so_far.distinct
+    stock = [e for e in points if e.trial.number == 0 and objective_values(goal, e.measurement)]
+    contenders = [*ranked(goal, points, so_far.gates)[:1], *stock]
+    if not contenders:
+        return None
+
+    def worth(entry: Entry) -> tuple[bool, float]:
+        found = entry.measurement
+        return meets_goal(goal, found), fmean(objective_values(goal, found))
+
+    best = max(contenders, key=worth)
+    is_met, value = worth(best)
+    before = worth(stock[0])[1] if stock else 0.0
+    means = mean_metrics(best.measurement)
+    return Incumbent(
+        number=best.trial.number,
+        settings=describe(best.trial.stack),
+        value=value,
+        over_stock=value / before if before > 0 else None,
+        meets_goal=is_met,
+        margins=tuple(
+            Margin(slo_text(slo), means.get(slo_key(slo)), slo.limit_s) for slo in goal.slos
+        ),
+    )
+
+
+def _failures(so_far: SoFar) -> dict[str, int]:
+    """How many measurements gave nothing to choose from, most frequent first."""
+    found: Counter[str] = Counter()
+    for entry in so_far.ledger.entries:
+        if (failure := entry.measurement.failure) is not None:
+            found[failure.failure.value] += 1
+        elif entry.measurement.status is Status.CUT:
+            found[CUT] += 1
+        elif so_far.gates.objection(entry):
+            found[OUT] += 1
+    return dict(found.most_common())
