@@ -29,6 +29,9 @@ class ServerSpec:
     `measured` servers live for a measurement: on a loopback address they get the engine's
     development addresses, which tell the effective configuration, and ask for no API key. A server
     for others to use is started with `measured=False`.
+
+    `reusable`: a running server that is changed to these arguments will do. Who keeps servers
+    running for that is the one that launches, see `RunningServer.keep`.
     """
 
     model: str
@@ -38,11 +41,16 @@ class ServerSpec:
     host: str = "127.0.0.1"
     port: int | None = None
     measured: bool = True
+    reusable: bool = False
 
     @property
     def model_name(self) -> str:
         """The model name that requests carry and that `/v1/models` must list."""
         return self.served_model_name or self.model
+
+
+class CannotChange(Exception):
+    """A running server cannot become what was asked for, but a start can. The message says why."""
 
 
 class RunningServer(ABC):
@@ -66,6 +74,20 @@ class RunningServer(ABC):
     @abstractmethod
     def stop(self) -> None:
         """End the server and everything it started. May be called again, from any state."""
+
+    def change(self, arguments: Mapping[str, JsonValue]) -> EffectiveConfig:
+        """Make this idle server what one started with `arguments` is, with an empty prefix cache.
+
+        `effective` and `warnings` then tell of that, with "live" as the kind of start.
+
+        Raises:
+            CannotChange: it can't be done exactly, or not now. The server is to be stopped.
+            EngineError: the server died of it.
+        """
+        raise CannotChange("servers of this engine are not changed while they run")
+
+    def keep(self) -> None:  # noqa: B027 - what nobody keeps needs none
+        """Say that all went well, so that `stop` may keep the server for the next launch."""
 
     def __enter__(self) -> Self:
         return self
@@ -113,6 +135,10 @@ class Engine(ABC):
             EngineError: it did not start. The class says why; no process of kvtune's is left. What
                 a command has others start, such as a container, ends if that command ends it.
         """
+
+    def live_arguments(self, arguments: Mapping[str, JsonValue]) -> frozenset[str]:
+        """The options that `RunningServer.change` can set on a server with `arguments`."""
+        return frozenset()
 
     def close(self) -> None:  # noqa: B027 - an engine that keeps nothing needs none
         """End everything the engine keeps between launches. May be called again."""

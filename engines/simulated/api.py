@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 from kvtune import __version__
 from kvtune.engines.simulated.blocks import prefix_hashes
-from kvtune.engines.simulated.costs import Capacity
+from kvtune.engines.simulated.costs import Capacity, refusal
 from kvtune.engines.simulated.generation import (
     CHAT_PATH,
     COMPLETIONS_PATH,
@@ -23,6 +25,7 @@ from kvtune.engines.simulated.generation import (
 from kvtune.engines.simulated.http import HttpRequest, Reply
 from kvtune.engines.simulated.loop import EngineLoop
 from kvtune.engines.simulated.options import Settings
+from kvtune.engines.vllm.plugin import METHOD
 
 
 class Api:
@@ -43,6 +46,7 @@ class Api:
             ("GET", "/metrics"): self._metrics,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
+            ("POST", "/collective_rpc"): self._collective_rpc,
             ("POST", COMPLETIONS_PATH): self._generate,
             ("POST", CHAT_PATH): self._generate,
         }
@@ -100,6 +104,39 @@ class Api:
 
     def _reset_prefix_cache(self, request: HttpRequest, reply: Reply) -> None:
         reply.send_json(200, {"success": self._engine.reset_prefix_cache()})
+
+    def _collective_rpc(self, request: HttpRequest, reply: Reply) -> None:
+        payload = read_json(request.body)
+        if payload.get("method") != METHOD:
+            raise Refusal(f"no method {payload.get('method')!r}", 500)
+        reply.send_json(200, {"results": [self._change(json.loads(payload["args"][0]))]})
+
+    def _change(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Change the scheduler's limits as `engines.vllm.plugin` does, and answer as it does."""
+        started = self._settings
+        given = {name.replace("-", "_"): value for name, value in wanted.items()}
+        capped = given.pop("max_num_active_seqs")
+        known = {name: value for name, value in given.items() if value is not None}
+        settings = replace(started, **known, max_num_active_seqs=capped)
+        if (
+            settings.batch_width > started.batch_width
+            or settings.token_budget > started.token_budget
+        ):
+            return {"refused": "the server was started with smaller buffers"}
+        if why := refusal(settings):
+            return {"refused": why}
+        if not self._engine.change(settings):
+            return {"busy": True}
+        return {
+            "set": {
+                "max-num-seqs": settings.batch_width,
+                "max-num-active-seqs": settings.active_limit,
+                "max-num-batched-tokens": settings.token_budget,
+                "long-prefill-token-threshold": settings.long_prefill_token_threshold,
+                "scheduler-reserve-full-isl": settings.scheduler_reserve_full_isl,
+                "watermark": settings.watermark,
+            }
+        }
 
     def _generate(self, request: HttpRequest, reply: Reply) -> None:
         settings = self._settings

@@ -16,6 +16,7 @@ from kvtune.engines.base import Engine, RunningServer, ServerSpec
 from kvtune.engines.simulated.options import parse
 from kvtune.engines.vllm.arguments import normal_name, to_argv
 from kvtune.engines.vllm.engine import VllmEngine
+from kvtune.engines.vllm.live import live_arguments
 from kvtune.engines.vllm.option_check import RESERVED
 from kvtune.types import EngineInfo
 
@@ -52,6 +53,14 @@ class SimulatedEngine(Engine):
         taken = sorted(RESERVED & set(map(normal_name, arguments)))
         _, problems = parse(to_argv({**self._arguments, **arguments}))
         return (*(f"--{name} is set by kvtune itself" for name in taken), *problems)
+
+    def live_arguments(self, arguments: Mapping[str, JsonValue]) -> frozenset[str]:
+        """The options that can be changed on a running server: those of a vLLM on a CPU.
+
+        Nothing is compiled here and nothing measured at the start, so sizes can be changed always.
+        """
+        pinned = {**arguments, "enforce-eager": True, "num-gpu-blocks-override": 1}
+        return live_arguments(pinned, keeps_sizes=True)
 
     def launch(
         self,

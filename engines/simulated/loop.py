@@ -77,6 +77,16 @@ class EngineLoop:
         """Forget cached prefixes; refused (False) while requests hold blocks."""
         return self._pool.reset_cache()
 
+    def change(self, settings: Settings) -> bool:
+        """Go by the limits of other settings, with an empty cache; refused (False) while at work.
+
+        Nothing else of `settings` counts.
+        """
+        if not self._scheduler.is_idle or not self._pool.reset_cache():
+            return False
+        self._scheduler.set_limits(limits_of(settings))
+        return True
+
     async def run(self) -> None:
         """Run steps for ever; one that would end in the future is waited for."""
         loop = asyncio.get_running_loop()

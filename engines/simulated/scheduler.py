@@ -98,13 +98,17 @@ class Scheduler:
     def __init__(self, pool: BlockPool, block_tokens: int, limits: Limits) -> None:
         self._pool = pool
         self._block_tokens = block_tokens
-        self._limits = limits
-        self._watermark_blocks = int(limits.watermark_ratio * pool.total)
+        self.set_limits(limits)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.prefix_queries_tokens = 0
         self.prefix_hits_tokens = 0
+
+    def set_limits(self, limits: Limits) -> None:
+        """Go by other limits from the next step on."""
+        self._limits = limits
+        self._watermark_blocks = int(limits.watermark_ratio * self._pool.total)
 
     @property
     def is_idle(self) -> bool:

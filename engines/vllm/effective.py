@@ -198,6 +198,13 @@ def differences(
     return tuple(warnings)
 
 
+def read_back(name: str, effective: EffectiveConfig) -> JsonValue:
+    """What the engine says that an option is; `None` where it does not say."""
+    field = _ARGUMENTS.get(normal_name(name))
+    found: JsonValue = getattr(effective, field) if field else None
+    return found
+
+
 def unread(arguments: Mapping[str, JsonValue], effective: EffectiveConfig) -> dict[str, JsonValue]:
     """The arguments that an effective configuration says nothing of, by their normal names."""
     named = {normal_name(name): value for name, value in arguments.items()}
@@ -213,11 +220,11 @@ def _same(wanted: JsonValue, got: Any) -> bool:
         return True
     if isinstance(got, str):
         return str(wanted).upper() == got.upper()
-    number = _number(wanted)
+    number = number_of(wanted)
     return number is None or number == float(got)
 
 
-def _number(value: JsonValue) -> float | None:
+def number_of(value: JsonValue) -> float | None:
     """A number as vLLM reads it: `256M` is 256 * 2**20, `2k` is 2,000."""
     if isinstance(value, int | float):
         return float(value)

@@ -23,6 +23,7 @@ from kvtune.engines.vllm.environment import (
     is_tested,
     refuse_overrides,
 )
+from kvtune.engines.vllm.live import live_arguments
 from kvtune.engines.vllm.model_path import expand_model
 from kvtune.engines.vllm.option_check import RESERVED, OptionCheck, check_in_subprocess
 from kvtune.engines.vllm.process import GuardedProcess, start_guarded
@@ -120,6 +121,12 @@ class VllmEngine(Engine):
         if self._command is not None:
             return [() for _ in candidates]
         return self._option_check().check_many(candidates, model)
+
+    def live_arguments(self, arguments: Mapping[str, JsonValue]) -> frozenset[str]:
+        """The options that can be changed on a running server; none where kvtune is no plugin."""
+        if self._command is not None or not self._found().can_change:
+            return frozenset()
+        return live_arguments(arguments, keeps_sizes=self.describe().platform == "cpu")
 
     def launch(
         self,
@@ -263,6 +270,8 @@ class VllmEngine(Engine):
             process=process,
             log=log,
             health=HealthWatch(spec.host, port),
+            address=(spec.host, port),
+            arguments=spec.arguments,
         )
 
     def _cold_command(self, argv: list[str], spec: ServerSpec, port: int) -> list[str]:

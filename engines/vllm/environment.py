@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from kvtune.engines.vllm.arguments import normal_name
+from kvtune.engines.vllm.plugin import SWITCH
 from kvtune.engines.vllm.secret_names import is_secret
 from kvtune.errors import BadInput, EngineError
 from kvtune.types import EngineInfo, FailureClass
@@ -48,11 +49,20 @@ INSTALL_FIX = (
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A vLLM that an interpreter can start. `module` is what `python -m` runs."""
+    """A vLLM that an interpreter can start. `module` is what `python -m` runs.
+
+    `has_plugin`: kvtune is installed beside it, so that vLLM loads `kvtune.engines.vllm.plugin`.
+    """
 
     info: EngineInfo
     python: str
     module: str
+    has_plugin: bool = False
+
+    @property
+    def can_change(self) -> bool:
+        """Whether servers can be changed while they run: in the version whose insides are known."""
+        return self.has_plugin and self.info.tested
 
     @property
     def can_start_warm(self) -> bool:
@@ -98,7 +108,7 @@ def find_installation(python: str | None) -> Installation:
         torch=found["torch"],
         tested=is_tested(found["version"]),
     )
-    return Installation(info, chosen, found["module"])
+    return Installation(info, chosen, found["module"], has_plugin=found["plugin"])
 
 
 def is_tested(version: str) -> bool:
@@ -126,6 +136,7 @@ def added_environment(
     if measured:
         # Adds /server_info, the effective config; and also /sleep and /collective_rpc, unguarded.
         needed["VLLM_SERVER_DEV_MODE"] = "1"
+        needed[SWITCH] = "1"
     if Path(model).is_dir():
         needed["HF_HUB_OFFLINE"] = "1"
     added = {name: value for name, value in needed.items() if name not in os.environ}

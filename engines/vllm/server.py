@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from kvtune.engines.base import RunningServer
+from pydantic import JsonValue
+
+from kvtune.engines.base import CannotChange, RunningServer
+from kvtune.engines.vllm.effective import differences
 from kvtune.engines.vllm.failures import FATAL_LINE, classify
+from kvtune.engines.vllm.live import ask, changed_config, wanted_values
 from kvtune.engines.vllm.log import LogTail
 from kvtune.engines.vllm.process import GuardedProcess
-from kvtune.engines.vllm.readiness import http_get
+from kvtune.engines.vllm.readiness import http_get, raise_failure
 from kvtune.types import EffectiveConfig, Endpoint, Failure, FailureClass
 
 _HEALTH_EVERY_S = 10.0
+_POLL_S = 0.05
 _HEALTH_LIMIT_S = 10.0
 _HEALTH_TRIES = 3
+_DYING_S = 2.0
+"""How long a server may take from a connection that it cut to the end of its process."""
 
 
 class ServerLog:
@@ -87,6 +95,8 @@ class VllmServer(RunningServer):
         process: GuardedProcess,
         log: ServerLog,
         health: HealthWatch,
+        address: tuple[str, int],
+        arguments: Mapping[str, JsonValue],
     ) -> None:
         self.endpoint = endpoint
         self.effective = effective
@@ -96,6 +106,8 @@ class VllmServer(RunningServer):
         self._process = process
         self._log = log
         self._health = health
+        self._address = address
+        self._arguments = dict(arguments)
         self._ready_offset = log.path.stat().st_size
         self._failure: Failure | None = None
         self._stopped = False
@@ -113,6 +125,30 @@ class VllmServer(RunningServer):
                     hang=hang,
                 )
         return self._failure
+
+    def change(self, arguments: Mapping[str, JsonValue]) -> EffectiveConfig:
+        """Make this idle server what one started with `arguments` is; see `RunningServer`."""
+        wanted = wanted_values(self._arguments, arguments)
+        offset = self.log_path.stat().st_size
+        try:
+            effective = changed_config(self.effective, wanted, ask(*self._address, wanted))
+        except CannotChange:
+            self._raise_if_it_dies()
+            raise
+        self.effective = effective
+        self.warnings = differences(arguments, effective, self._log.read())
+        self._ready_offset = offset
+        return effective
+
+    def _raise_if_it_dies(self) -> None:
+        until_s = time.monotonic() + _DYING_S
+        while (failure := self.failure()) is None and time.monotonic() < until_s:
+            answer = http_get(*self._address, "/health", _DYING_S)
+            if answer is not None and answer[0] == 200:
+                return
+            time.sleep(_POLL_S)
+        if failure is not None:
+            raise_failure(failure)
 
     def stop(self) -> None:
         """End the server and everything it started; at most about half a minute."""

@@ -247,7 +247,8 @@ class EffectiveConfig(Stored):
     """What the engine really runs with, read back from it; `None` where it does not say.
 
     `differs` names what the engines behind one address do not have in common: of the sizes of their
-    caches the smallest counts, other settings are unknown.
+    caches the smallest counts, other settings are unknown. A `start_kind` of "live" was not started
+    but changed while it ran.
     """
 
     kv_cache_size_tokens: int | None = None
@@ -269,7 +270,7 @@ class EffectiveConfig(Stored):
     attention_backend: str | None = None
     enforce_eager: bool | None = None
     engine_version: str | None = None
-    start_kind: Literal["cold", "warm", "attached"] | None = None
+    start_kind: Literal["cold", "warm", "attached", "live"] | None = None
     source: tuple[str, ...] = ()
     differs: tuple[str, ...] | None = None
 
