@@ -2,8 +2,8 @@
 
 Every round measures each of them once and the order turns round by round, so that a machine that
 drifts favours nobody. After some rounds they are looked at, and only those go on whose outcome is
-open (`comparing`). A round that was complete before is taken as it is; of any other, all parts
-are measured anew, since what was measured last week is not interleaved with today.
+open (`comparing`). A round that was measured before, in one sitting, is taken as it is; of any
+other all parts are measured anew, since what was measured last week is not interleaved with today.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from kvtune.autotune.comparing import Next, next_round
 from kvtune.autotune.decide import meets_goal, rounds_of
-from kvtune.autotune.ledger import RUNG_CONFIRM, Ledger, RequestSet
+from kvtune.autotune.ledger import RUNG_CONFIRM, Entry, Ledger, RequestSet
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.rounds import next_look, turned
 from kvtune.engines.base import RunningServer
@@ -71,9 +71,10 @@ def confirm(
     for number in range(rounds):
         round_seed = seed + 1 + number
         began_s = clock()
-        known = all(
-            ledger.has(trial.stack, parent=trial.number, seed=round_seed) for trial in going
-        )
+        sittings = {
+            ledger.sitting(trial.stack, parent=trial.number, seed=round_seed) for trial in going
+        }
+        known = len(sittings) == 1 and None not in sittings
         if not known and began_s + trial_s * len(going) > until_s:
             reporter.note(f"the time budget is spent after {number} rounds of confirmation")
             break
@@ -127,18 +128,20 @@ def _following(
 def confirmed_before(ledger: Ledger) -> dict[int, Measurement]:
     """What the rounds of the study say already, for a confirmation that was interrupted.
 
-    Each trial's rounds from the first one on. Empty unless the baseline and another trial have at
-    least two of them.
+    Each trial's rounds from the first one on, as far as they were measured beside the baseline, in
+    the same sitting. Empty unless the baseline and another trial have at least two of them.
     """
-    rounds: dict[int, dict[int, Measurement]] = {}
+    rounds: dict[int, dict[int, Entry]] = {}
     for entry in ledger.entries:
         if entry.rung == RUNG_CONFIRM and entry.trial.parent is not None:
-            rounds.setdefault(entry.trial.seed, {})[entry.trial.parent] = entry.measurement
+            rounds.setdefault(entry.trial.seed, {})[entry.trial.parent] = entry
     parts: dict[int, list[Measurement]] = {}
     for place, (_, found) in enumerate(sorted(rounds.items())):
-        for number, measurement in found.items():
-            if len(own := parts.setdefault(number, [])) == place:
-                own.append(measurement)
+        stock = found.get(BASELINE)
+        for number, entry in found.items():
+            own = parts.setdefault(number, [])
+            if len(own) == place and stock is not None and entry.sitting == stock.sitting:
+                own.append(entry.measurement)
     kept = {number: merged(own) for number, own in sorted(parts.items()) if len(own) > 1}
     return kept if BASELINE in kept and len(kept) > 1 else {}
 

@@ -38,12 +38,20 @@ class RequestSet:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A point with its outcome; `reused` when it was known before. `rung` is why it was tried."""
+    """A point with its outcome; `reused` when it was known before. `rung` is why it was tried.
+
+    What was measured in one `sitting` was measured by one process in a row.
+    """
 
     trial: Trial
     measurement: Measurement
     reused: bool
     rung: int = RUNG_LOSSLESS
+    sitting: str = ""
+
+
+NOW = "now"
+"""The sitting of what this ledger had measured itself."""
 
 
 class TrialRunner(Protocol):
@@ -88,6 +96,7 @@ class Ledger:
         rows = store.trials(study)
         self._planned = {row.number: row.trial for row in rows}
         self._rungs = {row.number: row.rung or RUNG_BASELINE for row in rows}
+        self._sittings = {row.number: row.measured_by for row in rows}
         self._measured = {
             row.number: row.measurement
             for row in rows
@@ -111,15 +120,19 @@ class Ledger:
             for number, measurement in sorted(self._measured.items())
         ]
 
-    def has(self, stack: PolicyStack, *, parent: int, seed: int) -> bool:
-        """Whether this round of a confirmation has an outcome that counts."""
-        return any(
-            trial.parent == parent
-            and trial.seed == seed
-            and trial.stack.arguments == stack.arguments
-            and number in self._measured
-            and number not in self._transient
-            for number, trial in self._planned.items()
+    def sitting(self, stack: PolicyStack, *, parent: int, seed: int) -> str | None:
+        """In which sitting this round of a confirmation was measured; `None` if none counts."""
+        return next(
+            (
+                self._sittings[number]
+                for number, trial in self._planned.items()
+                if trial.parent == parent
+                and trial.seed == seed
+                and trial.stack.arguments == stack.arguments
+                and number in self._measured
+                and number not in self._transient
+            ),
+            None,
         )
 
     def runs(self, trial: Trial, requests: RequestSet, *, canary: bool) -> list[LoadRun]:
@@ -199,11 +212,18 @@ class Ledger:
     def _keep(self, trial: Trial, measurement: Measurement, *, reused: bool) -> Entry:
         self._planned[trial.number] = trial
         self._measured[trial.number] = measurement
+        self._sittings[trial.number] = NOW
         self._transient.discard(trial.number)
         return self._entry(trial.number, measurement, reused=reused)
 
     def _entry(self, number: int, measurement: Measurement, *, reused: bool) -> Entry:
-        return Entry(self._planned[number], measurement, reused, self._rungs[number])
+        return Entry(
+            self._planned[number],
+            measurement,
+            reused,
+            self._rungs[number],
+            self._sittings[number],
+        )
 
     def _trial(self, stack: PolicyStack, *, repeats: int, seed: int, parent: int | None) -> Trial:
         """The trial of this point that the study has already, else one with the next number."""

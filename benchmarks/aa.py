@@ -114,9 +114,9 @@ class Simulated:
         self._machine = 0.0
         self.measured = 0
 
-    def has(self, stack: PolicyStack, *, parent: int, seed: int) -> bool:
+    def sitting(self, stack: PolicyStack, *, parent: int, seed: int) -> str | None:
         """Nothing is known beforehand."""
-        return False
+        return None
 
     def run(self, stack: PolicyStack, requests: RequestSet, *, parent: int, **_: Any) -> Entry:
         """One measurement of trial `parent`."""

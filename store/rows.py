@@ -298,6 +298,19 @@ class TrialRow(Stored):
         """Whether the trial has an outcome; one that was only stopped has none."""
         return self.measurement is not None and self.measurement.status is not Status.STOPPED
 
+    @property
+    def measured_by(self) -> str:
+        """Which process, of which host, the measurement is of; empty without any."""
+        return next(
+            (
+                f"{attempt.host}/{attempt.pid}/{attempt.process}"
+                for attempt in self.attempts
+                if attempt.measurement_id is not None
+                and attempt.measurement_id == self.measurement_id
+            ),
+            "",
+        )
+
 
 class StudySummary(Stored):
     """One line about a study.

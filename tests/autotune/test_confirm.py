@@ -182,6 +182,7 @@ def told(**rounds):
             trial=trial(0).model_copy(update={"parent": int(name[1:]), "seed": 1 + turn}),
             measurement=part(goodput=float(turn)),
             rung=RUNG_CONFIRM,
+            sitting="today",
         )
         for name, many in rounds.items()
         for turn in range(many)
@@ -207,6 +208,60 @@ def test_who_missed_a_round_counts_up_to_it():
     rounds = told(t0=3, t1=3)
     del rounds.entries[4]  # trial 1 in the second round
     assert confirmed_before(rounds) == {}
+
+
+def test_what_was_not_measured_beside_the_defaults_is_no_round():
+    """Of the second round the defaults were measured anew, before it was interrupted."""
+    rounds = told(t0=3, t1=3, t2=3)
+    rounds.entries[1].sitting = "tomorrow"
+    assert confirmed_before(rounds) == {}
+    rounds.entries[4].sitting = "tomorrow"
+    assert {n: len(one.metrics["goodput"]) for n, one in confirmed_before(rounds).items()} == {
+        0: 3,
+        1: 3,
+    }
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """Gives what follows another process."""
+
+    def begin(name):
+        monkeypatch.setattr("kvtune.store.attempts.process_identity", lambda pid: name)
+
+    return begin
+
+
+def test_rounds_of_which_a_later_process_measured_a_part_are_measured_anew(
+    confirmed, landscape, process
+):
+    process("first")
+    confirmed([0, 2])
+    process("second")
+    confirmed([0, 1])
+    assert landscape.confirmed == [0, 1, 1, 0, 0, 1], "stock anew beside another finalist"
+    process("third")
+    confirmed([0, 2])
+    assert landscape.confirmed == [0, 2, 2, 0, 0, 2], "that is back, and its stock is gone"
+    process("fourth")
+    confirmed([0, 2])
+    assert landscape.confirmed == []
+
+
+def test_a_round_that_was_interrupted_while_it_was_measured_anew_is_no_round(
+    confirmed, landscape, process
+):
+    process("first")
+    confirmed([0, 2], rounds=1)
+    process("second")
+    landscape.interrupt_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        confirmed([0, 1], rounds=1)
+    assert landscape.confirmed == [0]
+    landscape.interrupt_at = None
+    process("third")
+    confirmed([0, 2], rounds=1)
+    assert landscape.confirmed == [0, 2]
 
 
 def part(**metrics):
