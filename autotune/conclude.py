@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from kvtune.autotune.decide import Candidate, decide, doubts
 from kvtune.autotune.so_far import SoFar
 from kvtune.autotune.standing import rejected
+from kvtune.autotune.words import boundary_text
 from kvtune.types import Decision, Measurement, Outcome, Regret, Trial, Workload
 
 
@@ -24,10 +25,15 @@ def conclude(
     `concurrency` is how many requests are in flight, where that is fixed; `bound_by` says what
     limited the run of a trial, and `regret` how far one may be from the best of the space. What was
     not confirmed counts as it was measured, without its repeats: those are no rounds in common with
-    others.
+    others. Who failed in one of them is out.
     """
     gates, twins = so_far.gates, so_far.twins
-    points = [entry for entry in so_far.points if entry.trial.number not in twins]
+    failed = {one.trial.number: one for one in so_far.distinct if one.measurement.failure}
+    points = [
+        failed.get(entry.trial.number, entry)
+        for entry in so_far.points
+        if entry.trial.number not in twins
+    ]
     out = rejected(points, gates, confirmed)
     final = [
         Candidate(number, entry.trial.stack, confirmed.get(number, entry.measurement))
@@ -51,8 +57,19 @@ def conclude(
     is_met = decision.outcome is not Outcome.INFEASIBLE
     found = next((regret(entry.trial) for entry in chosen if is_met), None)
     more = [
+        *_loads(decision, {**{e.trial.number: e.measurement for e in points}, **confirmed}),
         *(said for entry in chosen if (said := gates.vouched(entry))),
         *([] if found is None else [f"by all trials of the search together, {found.says}"]),
         *doubts(workload, concurrency, is_confirmed=bool(confirmed)),
     ]
     return decision.model_copy(update={"reasons": (*decision.reasons, *more), "regret": found})
+
+
+def _loads(decision: Decision, found: Mapping[int, Measurement]) -> list[str]:
+    """Which load the recommended trial and the defaults hold, where that was looked for."""
+    told = []
+    for who, number in (("it", decision.recommended), ("stock", decision.baseline)):
+        said = "" if number not in found else boundary_text(found[number])
+        if said and not (who == "stock" and number == decision.recommended):
+            told.append(f"{who} {said}")
+    return told

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
 
 from pydantic import JsonValue
 
 from kvtune.profilers.quality.limits import Limit, limit_text
 from kvtune.profilers.quality.suite import Size
 from kvtune.types import Harm
+
+
+class Sampler(StrEnum):
+    """Who says what to try: a model of what was measured, Optuna's TPE, or whichever suits."""
+
+    AUTO = "auto"
+    MODEL = "model"
+    TPE = "tpe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +78,7 @@ class Rules:
     """What may be tried: the worst harm, and whether harm waits until it is needed.
 
     Without `quality`, only the long-prompt canary looks at answers. Without `early_stop`, a trial
-    that turns out hopeless is measured to its end. `sampler` is who says what to try: "model" (of
-    what was measured, from simulations on), "tpe" (Optuna's), or whichever suits: "auto".
+    that turns out hopeless is measured to its end.
     """
 
     max_harm: Harm = Harm.NEAR_LOSSLESS
@@ -80,4 +87,4 @@ class Rules:
     remeasure: bool = False
     quality: QualityRules | None = None
     early_stop: bool = True
-    sampler: Literal["auto", "model", "tpe"] = "auto"
+    sampler: Sampler = Sampler.AUTO

@@ -96,7 +96,7 @@ class Advice:
         if self._asking is None:
             return without
         for one in self._new():
-            self._asking.tell(lambda proposer, one=one: proposer.observe(one))
+            self._asking.tell(one)
         return self._asking.ask(question)
 
     def _new(self) -> list[Observation]:

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
-from kvtune.autotune.explore.base import Proposer
+from kvtune.autotune.explore.base import Observation, Proposer
 
 LIMIT_S = 10.0
 """How long an answer may take. With a server that starts in seconds, a search should not wait as
@@ -45,18 +45,18 @@ class Asking:
             TooLate: it took too long.
         """
         answer: Future[T] = Future()
-        if self._late is not None and not self._late.done():
-            raise TooLate(f"the last question is not answered after {self._limit_s:g} s and more")
-        self._tasks.put((answer, question))
+        is_busy = self._late is not None and not self._late.done()
+        if not is_busy:
+            self._tasks.put((answer, question))
         try:
-            return answer.result(self._limit_s)
+            return answer.result(0 if is_busy else self._limit_s)
         except TimeoutError as late:
-            self._late = answer
-            raise TooLate(f"no answer within {self._limit_s:g} s") from late
+            self._late = self._late if is_busy else answer
+            raise TooLate(f"no answer in {self._limit_s:g} s") from late
 
-    def tell(self, what: Callable[[Proposer], None]) -> None:
-        """Tell the proposer something before it is asked again; nobody waits for it."""
-        self._tasks.put((Future(), what))
+    def tell(self, observation: Observation) -> None:
+        """Tell the proposer what was measured before it is asked again; nobody waits for it."""
+        self._tasks.put((Future(), lambda proposer: proposer.observe(observation)))
 
     def end(self) -> None:
         """Let the thread end once it has answered."""

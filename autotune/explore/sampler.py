@@ -11,7 +11,7 @@ from kvtune.autotune.explore.prior import simulated_by
 from kvtune.autotune.explore.proposer import ModelProposer
 from kvtune.autotune.explore.responses import noise_of_responses
 from kvtune.autotune.forecast.predict import Forecaster
-from kvtune.autotune.limits import Rules
+from kvtune.autotune.limits import Rules, Sampler
 from kvtune.autotune.space import build_space
 from kvtune.policies.base import Context
 from kvtune.types import Goal
@@ -31,9 +31,9 @@ def proposer_by(
         goal: what is searched for.
         ctx: what is known once the baseline was measured.
     """
-    if rules.sampler == "tpe":
+    if rules.sampler is Sampler.TPE:
         return None
-    if rules.sampler == "auto" and forecaster is None:
+    if rules.sampler is Sampler.AUTO and forecaster is None:
         knobs = build_space(ctx, harm=rules.max_harm).knobs
         if prod(len(options_of(entry)) for entry in knobs) > LARGE:
             return None

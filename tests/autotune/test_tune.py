@@ -5,8 +5,8 @@ import json
 import pytest
 from contracts.landscape import GOAL, ONLY_BLOCK_SIZE, RIGHT, WRONG, failed, workload
 
-from kvtune.autotune.explore.loop import UNLIKELY_TRIALS
-from kvtune.autotune.tune import Budget
+from kvtune.autotune.ladder import UNLIKELY_TRIALS
+from kvtune.autotune.limits import Budget, Sampler
 from kvtune.types import FailureClass, Goal, Harm, Outcome, OutputHealth, Slo, Status
 
 SMALL_BLOCKS_WIN = {32: 2.0, 64: 1.5, 128: 1.0, 256: 0.5}
@@ -97,7 +97,7 @@ def test_a_space_without_knobs_measures_the_defaults_and_says_why(tuning_on, lan
     decision = tuning.run()
     assert len(landscape.points) == 1
     assert decision.outcome is Outcome.KEEP_BASELINE
-    (note,) = tuning.reporter.notes
+    (note,) = [said for said in tuning.reporter.notes if said.startswith("nothing can")]
     assert "nothing can be searched here" in note
     assert "block-size is fixed by --engine-args" in note
 
@@ -137,7 +137,7 @@ def test_of_settings_that_tie_the_simplest_is_recommended(tuning_on, landscape, 
         base=base,
         max_harm=Harm.LOSSLESS,
         budget=Budget(trials=30, finalists=5, confirm_rounds=2),
-        sampler="tpe",
+        sampler=Sampler.TPE,
     )
     decision = tuning.run()
     assert len(landscape.points) == 20, "four block sizes, five watermarks"
@@ -199,7 +199,7 @@ def test_what_the_engine_is_known_to_refuse_is_not_launched(tuning_on, landscape
 
 def test_what_the_sampler_proposes_and_the_engine_refuses_is_not_launched(tuning_on, landscape):
     base = {**ONLY_BLOCK_SIZE, "max-num-seqs": 9, "max-num-batched-tokens": 8}
-    tuning = tuning_on(base=base, max_harm=Harm.LOSSLESS, sampler="tpe")
+    tuning = tuning_on(base=base, max_harm=Harm.LOSSLESS, sampler=Sampler.TPE)
     tuning.run()
     assert landscape.points == [base]
     refused = [note for note in tuning.reporter.notes if note.startswith("not launched, ")]
@@ -299,7 +299,9 @@ def test_lossless_settings_that_meet_the_goal_leave_fp8_alone(tuning_on, landsca
     assert harmful(landscape) == []
 
 
-@pytest.mark.parametrize(("sampler", "first_least"), [("tpe", 7), ("auto", UNLIKELY_TRIALS)])
+@pytest.mark.parametrize(
+    ("sampler", "first_least"), [(Sampler.TPE, 7), (Sampler.AUTO, UNLIKELY_TRIALS)]
+)
 def test_fp8_is_unlocked_when_lossless_settings_miss_the_goal(
     sampler, first_least, tuning_on, landscape, store
 ):

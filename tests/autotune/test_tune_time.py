@@ -7,7 +7,7 @@ import pytest
 from contracts.landscape import ONLY_BLOCK_SIZE, failed
 from contracts.questions import STANDARD_ITEMS, More, Words, harmful, is_harmful
 
-from kvtune.autotune.limits import Budget, QualityRules
+from kvtune.autotune.limits import Budget, QualityRules, Sampler
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.types import FailureClass, Harm, Outcome
 
@@ -35,7 +35,7 @@ def search(tuning_on, questioned, landscape, monkeypatch):
             budget=Budget(trials=trials, time_s=time_s, finalists=1, confirm_rounds=2),
             quality=QualityRules(),
             engine=questioned.engine,
-            sampler="tpe",  # It stops for nothing but its budget, which is what is tested here.
+            sampler=Sampler.TPE,  # It stops for nothing but the budget, which is tested here.
             **rules,
         )
         tuning.quality.bench = replace(tuning.bench, clock=landscape.clock)

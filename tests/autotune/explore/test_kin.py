@@ -8,7 +8,7 @@ from contracts.landscape import DEVICE, GOAL, ONLY_BLOCK_SIZE, failed, workload
 from contracts.store_values import ENGINE
 
 from kvtune.autotune.explore.kin import distance, kin_of
-from kvtune.autotune.tune import Budget
+from kvtune.autotune.limits import Budget, Sampler
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.profilers.fingerprint import fingerprint
 from kvtune.profilers.load.client import ClosedLoop, OpenLoop
@@ -225,7 +225,7 @@ def test_harm_of_kin_is_tried_first_once_it_is_unlocked(search, landscape):
     landscape.ttft_s = lambda arguments: 0.5 if "kv-cache-dtype" in arguments else 2.0
     landscape.goodput = lambda arguments: 10.0 if arguments == best else 1.0
     best = {**ONLY_BLOCK_SIZE, "block-size": 64, "kv-cache-dtype": "fp8_e5m2"}
-    wide = {"max_harm": Harm.NEAR_LOSSLESS, "budget": Budget(trials=12), "sampler": "tpe"}
+    wide = {"max_harm": Harm.NEAR_LOSSLESS, "budget": Budget(trials=12), "sampler": Sampler.TPE}
     search(name="first", **wide).run()
     before = len(landscape.points)
     second = search(name="second", seed=5, **{**wide, "budget": Budget(trials=10)})
