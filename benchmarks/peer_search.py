@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from peer_case import Setting, settings_text, write_workload
@@ -21,7 +23,11 @@ from kvtune.engines.vllm.arguments import to_argv
 from kvtune.errors import BadInput
 from kvtune.store.database import open_store
 from kvtune.store.rows import TrialRow
-from kvtune.types import Status
+from kvtune.types import Measurement, Status
+
+GRACE_S = 60.0
+
+KVTUNE = (str(Path(sys.executable).with_name("kvtune")),)
 
 ENDED_WELL = (0, 1, 3)
 """Exit codes of a search that decided something, be it that nothing could be measured."""
@@ -53,10 +59,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the trials of a search took. Cut trials count as tried."""
+    """What the trials of a search took. Cut trials count as tried.
+
+    `tried_s` is what `servers_s` is without the confirmation.
+    """
 
     tried: int
     confirmed: int
+    tried_s: float
     launches: int
     failed_launches: int
     servers_s: float
@@ -69,8 +79,7 @@ def search(
     *,
     seed: int,
     options: Sequence[str],
-    engine_arguments: Sequence[str] = (),
-    limit_s: float | None = None,
+    command: Sequence[str] = KVTUNE,
 ) -> Found:
     """One search in a home of its own, which is emptied before: it knows nothing of others.
 
@@ -82,23 +91,38 @@ def search(
     shutil.rmtree(home, ignore_errors=True)
     workload = home / "workload.jsonl"
     write_workload(workload, setting.case.requests(seed, times=2))
-    words = _words(setting, workload, seed, engine_arguments)
+    words = [*command, *_words(setting, workload, seed)]
+    environment = {**os.environ, "KVTUNE_HOME": str(home)}
+    environment.pop("KVTUNE_STORE", None)  # It would be the history of something else.
     began_s = time.monotonic()
     with (home / "search.log").open("w") as log:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [*words, *options],
-            env={**os.environ, "KVTUNE_HOME": str(home)},
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            timeout=limit_s,
-            check=False,
         )
+        try:
+            told, _ = process.communicate()
+        finally:
+            if process.poll() is None:  # Let it stop its server.
+                process.terminate()
+                process.wait(GRACE_S)
     wall_s = time.monotonic() - began_s
-    if done.returncode not in ENDED_WELL:
+    if process.returncode not in ENDED_WELL:
         tail = (home / "search.log").read_text()[-2000:]
-        raise BadInput(f"kvtune search ended with {done.returncode}: {tail}", f"See {home}.")
-    return _found(json.loads(done.stdout), home, wall_s)
+        raise BadInput(f"kvtune search ended with {process.returncode}: {tail}", f"See {home}.")
+    return _found(json.loads(told), home, wall_s)
+
+
+def end_politely() -> None:
+    """Let a polite kill of this process end what it started, as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _interrupted)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def cost(rows: Iterable[TrialRow]) -> Cost:
@@ -109,24 +133,26 @@ def cost(rows: Iterable[TrialRow]) -> Cost:
     return Cost(
         tried=sum(row.rung != RUNG_CONFIRM for row, _ in known),
         confirmed=sum(row.rung == RUNG_CONFIRM for row, _ in known),
+        tried_s=sum(_server_s(one) for row, one in known if row.rung != RUNG_CONFIRM),
         launches=len(launched),
         failed_launches=sum(one.failure is not None and one.start_s is None for one in launched),
-        servers_s=sum((one.wall_s or 0.0) + (one.stop_s or 0.0) for one in found),
+        servers_s=sum(map(_server_s, found)),
         cut=sum(one.status is Status.CUT for one in found),
     )
 
 
-def _words(
-    setting: Setting, workload: Path, seed: int, engine_arguments: Sequence[str]
-) -> list[str]:
+def _server_s(found: Measurement) -> float:
+    return (found.wall_s or 0.0) + (found.stop_s or 0.0)
+
+
+def _words(setting: Setting, workload: Path, seed: int) -> list[str]:
     case = setting.case
-    base = dict(case.base_arguments)
     return [
-        *(str(Path(sys.executable).with_name("kvtune")), "search", "--json"),
+        *("search", "--json"),
         *("--model", setting.model, "--engine", setting.engine),
         *("--workload", str(workload), "--heldout-share", "0.5"),
         *("--concurrency", str(case.concurrency), "--goal", case.goal),
-        *("--engine-args", " ".join([*to_argv(base), *engine_arguments])),
+        *("--engine-args", " ".join(to_argv(case.base_arguments))),
         *("--seed", str(seed)),
     ]
 

@@ -31,7 +31,7 @@ from peer_case import Setting, cases
 from peer_final import choices, measure_choices
 from peer_log import Log, say
 from peer_report import OURS, markdown, name_of
-from peer_search import Found, search
+from peer_search import Found, end_politely, search
 from peer_vllm_tuner import Tuner, vllm_tuner
 
 from kvtune.errors import KvtuneError
@@ -43,6 +43,7 @@ TRIALS_MOST = 200
 
 def main() -> None:
     options = _options()
+    end_politely()
     setting = Setting(cases()[options.case], options.model, options.engine)
     try:
         log = Log(options.output, _asked(options))
