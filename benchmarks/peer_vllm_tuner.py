@@ -7,7 +7,8 @@ Its code is not changed. It starts servers with `vllm serve`, for which a comman
 put before the others that starts the same build of vLLM; servers start cold, as it has no other
 way. As it has no limit of time, it gets Ctrl-C at the end of its time, and its best trial is what
 its `export` would write. It knows no goal beyond its own metrics: as shipped it maximises tokens a
-second, as in its own example, under its own client, which sends one prompt again and again. Its prompts are as long as those of the case.
+second, as in its own example, under its own client, which sends one prompt again and again. It is
+asked for prompts of such a length that they have as many tokens as those of the case.
 
 `--measure ours` replaces that client by kvtune's with the load of the case, and what it maximises
 by requests a second that are within the goal's limits. Its search stays as it is.
@@ -72,6 +73,7 @@ def config_of(setting: Setting, tuner: Tuner, folder: Path) -> dict[str, Any]:
     """Its study of a case, in the words of its configuration."""
     case = setting.case
     metric = "output_tokens_per_sec" if tuner.measure == "shipped" else "throughput_req_per_sec"
+    prompt_tokens = case.load.prefix_tokens + _mean(case.load.input_tokens)
     base = {name.replace("-", "_"): value for name, value in case.base_arguments.items()}
     return {
         "model": str(Path(setting.model).resolve()),
@@ -92,9 +94,7 @@ def config_of(setting: Setting, tuner: Tuner, folder: Path) -> dict[str, Any]:
         "static_parameters": base,
         "benchmark": {
             "provider": "http",
-            "prompt_tokens": round(
-                (_mean(case.load.input_tokens) + case.load.prefix_tokens) / LONGER
-            ),
+            "prompt_tokens": round(prompt_tokens / LONGER),
             "output_tokens": _mean(case.load.output_tokens),
             "max_seconds": tuner.replay_s,
             "concurrent_requests": case.concurrency,
