@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -76,7 +77,7 @@ def open_study(
             workload_name=workload.name,
             fingerprint=workload.fingerprint,
             base_arguments=base_arguments,
-            settings={**settings, "identity": fingerprint_of(identity)},
+            settings={**settings, "identity": fingerprint_of(identity), "load": _load(plan)},
         )
     if found.settings.get("identity") != fingerprint_of(identity):
         raise BadInput(
@@ -85,6 +86,11 @@ def open_study(
             fix="choose another --study name, or repeat the command that began it",
         )
     return found
+
+
+def _load(plan: LoadPlan) -> dict[str, JsonValue]:
+    """How requests are sent, in numbers that another study's can be compared with."""
+    return {"kind": type(plan.arrivals).__name__, **asdict(plan.arrivals)}
 
 
 def _slug(text: str) -> str:

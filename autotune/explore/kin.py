@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -241,14 +241,26 @@ def _load_apart(one: StudyRow, other: StudyRow) -> float:
 
 
 def _load(study: StudyRow) -> tuple[str, float | None]:
-    """How requests were sent: by a fixed number in flight, or at so many a second."""
-    text = str(study.settings.get("arrivals", ""))
-    kind = text.partition("(")[0]
-    named: Mapping[str, str] = dict(re.findall(r"(\w+)=([\d.e+-]+)", text))
-    if "concurrency" in named:
-        return kind, float(named["concurrency"])
-    rate = study.fingerprint.request_rate_per_s
-    return kind, None if rate is None else rate / float(named.get("time_scale", 1.0))
+    """How requests were sent: by a fixed number in flight, or at so many a second.
+
+    Where the load was raised as far as the goal held, it began with what says nothing of its end.
+    """
+    load = study.settings.get("load")
+    if not isinstance(load, dict):
+        load = _load_of_before(str(study.settings.get("arrivals", "")))
+    kind = f"{load['kind']}, {study.settings.get('load_at', 'fixed')}"
+    if "load_at" in study.settings:
+        return kind, None
+    if isinstance(in_flight := load.get("concurrency"), int | float):
+        return kind, float(in_flight)
+    rate, scale = study.fingerprint.request_rate_per_s, load.get("time_scale", 1.0)
+    return kind, rate / scale if rate is not None and isinstance(scale, int | float) else None
+
+
+def _load_of_before(text: str) -> dict[str, JsonValue]:
+    """The load of a study that names it only in words, such as "ClosedLoop(concurrency=4)"."""
+    numbers = re.findall(r"(\w+)=([\d.e+-]+)", text)
+    return {"kind": text.partition("(")[0], **{name: float(value) for name, value in numbers}}
 
 
 def _limits_apart(one: Goal, other: Goal) -> float:

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 from contracts.landscape import DEVICE, GOAL, requests, workload
+from sqlalchemy import update
 
 from kvtune.autotune.study import open_study
 from kvtune.errors import BadInput
 from kvtune.profilers.fingerprint import fingerprint
 from kvtune.profilers.load.client import ClosedLoop, OpenLoop
 from kvtune.profilers.measure import LoadPlan
+from kvtune.store.schema import studies
 from kvtune.types import EngineInfo, Goal
 
 ENGINE = EngineInfo(
@@ -41,6 +43,16 @@ def study(store):
 
 def test_the_same_things_are_the_same_study(study):
     assert study() == study()
+
+
+def test_a_study_of_before_loads_were_stored_in_numbers_goes_on(study, store):
+    first = study()
+    assert first.settings["load"] == {"kind": "ClosedLoop", "concurrency": 4}
+    without = {name: value for name, value in first.settings.items() if name != "load"}
+    with store.write() as connection:
+        connection.execute(update(studies).values(settings=without))
+    assert study().id == first.id
+    assert "load" not in study().settings
 
 
 def test_a_name_says_what_it_is_about(study):

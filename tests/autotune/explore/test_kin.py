@@ -1,7 +1,7 @@
 """What earlier studies of alike workloads give a new one to start from, and which are alike."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from contracts.landscape import DEVICE, GOAL, ONLY_BLOCK_SIZE, failed, workload
@@ -52,6 +52,13 @@ def study(found=None, arrivals=None, goal=GOAL):
     )
 
 
+def since(arrivals, **more):
+    """A study of a kvtune that stores its load in numbers beside the words."""
+    load = {"kind": type(arrivals).__name__, **asdict(arrivals)}
+    older = study(arrivals=arrivals)
+    return older.model_copy(update={"settings": {**older.settings, "load": load, **more}})
+
+
 # --- how alike ----------------------------------------------------------------------------------
 
 
@@ -81,6 +88,20 @@ def limit(seconds):
 def test_the_distance_adds_up_what_differs(other, expected):
     assert distance(study(), other) == pytest.approx(expected)
     assert distance(other, study()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("arrivals", [ClosedLoop(4), OpenLoop(), OpenLoop(2.0, 3)])
+def test_a_load_is_the_same_in_words_and_in_numbers(arrivals):
+    assert distance(study(arrivals=arrivals), since(arrivals)) == 0
+    assert distance(since(arrivals), since(ClosedLoop(6))) == pytest.approx(
+        math.log(1.5) if isinstance(arrivals, ClosedLoop) else math.inf
+    )
+
+
+def test_a_load_that_is_raised_as_far_as_the_goal_holds_is_another_kind():
+    raised = since(ClosedLoop(4), load_at="boundary")
+    assert distance(raised, since(ClosedLoop(4))) == math.inf
+    assert distance(raised, since(ClosedLoop(64), load_at="boundary")) == 0, "it only begins there"
 
 
 def test_arrivals_are_compared_at_the_rate_at_which_they_are_sent():
