@@ -198,7 +198,7 @@ class BaselineLook:
             base_arguments=self.study.base_arguments,
             fingerprint=self.fingerprint,
             verdict=None if profile is None else profile.verdict,
-            max_concurrency=observed_concurrency(runs[0]) if runs else None,
+            max_concurrency=observed_concurrency(runs[0]) if runs and not found.boundary else None,
         )
         return context, profile
 

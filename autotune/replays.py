@@ -43,11 +43,13 @@ DYING_S = 2.0
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """What came of the load of a trial: the runs that its figures are of, one a repeat, or why
-    there are none. `known` is what else the measurement is to say.
+    there are none. `metrics` are figures beside theirs, and `known` is what else the measurement is
+    to say.
     """
 
     runs: tuple[LoadRun, ...] = ()
     failure: Failure | None = None
+    metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     known: Mapping[str, object] = field(default_factory=dict)
 
 

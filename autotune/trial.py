@@ -141,6 +141,7 @@ def _measure(
     measurement = measurement_of(loaded.runs, bench.goal, server, wall_s=bench.clock() - began)
     shape = model_shape(bench.model)
     known: dict[str, object] = {
+        "metrics": {**measurement.metrics, **loaded.metrics},
         "warmup_s": replays.warmup_s,
         "load_s": replays.load_s,
         "canary_answers": answers,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kvtune.types import Bottleneck, Interval, Verdict
+import math
+from statistics import fmean
+
+from kvtune.types import Bottleneck, Interval, Measurement, Verdict
 
 _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
@@ -74,3 +77,32 @@ def verdict_text(verdict: Verdict) -> str:
         return "no verdict"
     by = "" if verdict.bottleneck is Bottleneck.IDLE else "bound by "
     return f"{by}{verdict.bottleneck} ({verdict.confidence} confidence)"
+
+
+def load_text(load: float, unit: str) -> str:
+    """A load in the unit of a `Boundary`: "14 requests in flight"."""
+    if unit == "requests/s":
+        return f"{digits(load)} requests a second"
+    return f"{load:.0f} {unit}" if load != 1 else "1 request in flight"
+
+
+def boundary_text(found: Measurement) -> str:
+    """The highest load at which a goal held, and what limits it; empty where the load was fixed."""
+    if (boundary := found.boundary) is None:
+        return ""
+    unit = boundary.unit
+    lows, highs = found.metrics.get("boundary_low"), found.metrics.get("boundary_high")
+    failed = [level for level in boundary.levels if not level.held]
+    limits = [level.worst for level in sorted(failed, key=lambda one: one.load) if level.worst]
+    limit = f"; what limits it is {limits[0]}" if limits else ""
+    if not lows:
+        lowest = min(level.load for level in boundary.levels)
+        return f"does not hold even {load_text(lowest, unit)}{limit}"
+    if not highs:
+        most = load_text(min(lows), unit)
+        return f"holds at least {most}: the workload has too few requests to show more"
+    load = fmean(found.metrics["boundary_load"])
+    load = math.floor(load) if unit == "requests in flight" else load
+    span = f"({digits(min(lows))} to {digits(max(highs))})"
+    cliff = ", a cliff: between them it more than doubles" if boundary.is_cliff else ""
+    return f"holds up to {load_text(load, unit)} {span}{limit}{cliff}"

@@ -35,7 +35,9 @@ from kvtune.types.base import (
 from kvtune.types.decision import Decision, Outcome, Regret, ServingConfig, Setting
 from kvtune.types.load import (
     AnswerFault,
+    Boundary,
     BrokenAnswer,
+    LoadLevel,
     LoadRun,
     Measurement,
     OutputHealth,
@@ -48,6 +50,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "AnswerFault",
     "Bottleneck",
+    "Boundary",
     "BrokenAnswer",
     "Ceilings",
     "Choice",
@@ -65,6 +68,7 @@ __all__ = [
     "Harm",
     "Histogram",
     "Interval",
+    "LoadLevel",
     "LoadRun",
     "Measurement",
     "NegativeSample",

@@ -100,6 +100,36 @@ class OutputHealth(Stored):
         return self.empty + self.unreadable + self.looping + self.off_script
 
 
+class LoadLevel(Stored):
+    """One load that a server was put under, and how that went.
+
+    `load` is in the unit of the `Boundary`. Of all limits, `worst` is the one that was missed most,
+    or came closest to it; `violation` is the logarithm of its value over the limit, so that at most
+    0 means held. Both are `None` where requests failed.
+    """
+
+    load: float
+    violation: float | None
+    worst: str | None
+
+    @property
+    def held(self) -> bool:
+        """Whether every limit was kept."""
+        return self.violation is not None and self.violation <= 0
+
+
+class Boundary(Stored):
+    """How the highest load was found at which a goal holds: `levels` in the order they were tried.
+
+    `is_cliff` says that from the highest load that held to the lowest that did not, what is limited
+    becomes more than twice as much.
+    """
+
+    unit: Literal["requests in flight", "requests/s"]
+    levels: tuple[LoadLevel, ...]
+    is_cliff: bool = False
+
+
 class Measurement(Stored):
     """The outcome of a trial. `metrics` maps a metric name to one value per repeat.
 
@@ -112,6 +142,12 @@ class Measurement(Stored):
 
     With the status `CUT`, `metrics` are those of the `share` of the requests that had ended, and
     `cut` says in words why it was given up.
+
+    With a `boundary`, the load was not fixed, and `metrics` are those of the highest load that held
+    the goal, or else of the lowest that was tried. Beside them are `boundary_low` and
+    `boundary_high`, the highest that held and the lowest that did not, as far as there are such,
+    and `boundary_load` between them, where limits are just met. One that was cut held less than
+    another's boundary, and `share` is the part of that which it did not hold either.
     """
 
     status: Status
@@ -132,6 +168,7 @@ class Measurement(Stored):
     cut: str = ""
     canary_answers: tuple[str, ...] | None = None
     outputs: OutputHealth | None = None
+    boundary: Boundary | None = None
     kv_bytes_per_token_predicted: int | None = None
     kv_bytes_per_token_observed: float | None = None
     versions: dict[str, str] = Field(default_factory=dict)
