@@ -32,9 +32,6 @@ KVTUNE = (str(Path(sys.executable).with_name("kvtune")),)
 ENDED_WELL = (0, 1, 3)
 """Exit codes of a search that decided something, be it that nothing could be measured."""
 
-STARTS = (None, "cold", "warm")
-"""How a server of its own began. One that was changed while it ran was not launched for a trial."""
-
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -129,7 +126,8 @@ def cost(rows: Iterable[TrialRow]) -> Cost:
     """What trials took, as the history has them."""
     known = [(row, row.measurement) for row in rows if row.measurement is not None]
     found = [one for _, one in known if one.status is not Status.STOPPED]
-    launched = [one for one in found if one.effective is None or one.effective.start_kind in STARTS]
+    # A server that was changed while it ran was not launched for the trial.
+    launched = [one for one in found if one.effective is None or one.effective.start_kind != "live"]
     return Cost(
         tried=sum(row.rung != RUNG_CONFIRM for row, _ in known),
         confirmed=sum(row.rung == RUNG_CONFIRM for row, _ in known),

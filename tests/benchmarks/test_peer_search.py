@@ -6,7 +6,7 @@ from peer_case import Setting, cases
 from peer_search import cost, search
 
 from kvtune.store.database import open_store
-from kvtune.types import Status
+from kvtune.types import EffectiveConfig, Status
 
 WHOLE = {"wall_s": 10.0, "stop_s": 1.0}
 
@@ -37,6 +37,12 @@ def test_only_what_never_started_is_a_failed_launch(rows):
     found = cost(rows(({}, starts), ({"block-size": 32}, dies), ({"block-size": 64}, None)))
     assert (found.launches, found.failed_launches) == (3, 1)
     assert found.servers_s == 22.0
+
+
+def test_a_server_that_was_changed_is_no_launch(rows):
+    changed = measured(2.0, effective=EffectiveConfig(start_kind="live"))
+    found = cost(rows(({}, measured(2.0)), ({"max-num-seqs": 8}, changed)))
+    assert (found.tried, found.launches) == (2, 2)  # Stock, and its confirmation.
 
 
 def test_a_search_on_a_simulated_server_is_told_with_what_it_chose(tmp_path):
