@@ -7,7 +7,7 @@ from statistics import fmean
 
 from kvtune.autotune.decide import meets_goal, objective_values
 from kvtune.autotune.fidelity import Race, pace_of
-from kvtune.autotune.ledger import RUNG_LOSSLESS, RUNG_NEAR_LOSSLESS, Entry, RequestSet
+from kvtune.autotune.ledger import RUNG_LOSSLESS, RUNG_OF, Entry, RequestSet
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.so_far import SoFar
 from kvtune.autotune.standing import rejected
@@ -23,13 +23,13 @@ class EarlyStop:
     def watch(self, trial: Trial, rung: int) -> Race | None:
         """The race of a trial on a rung; `None` if it is to run to its end.
 
-        That is so for the baseline, for confirmations, for the first trial of all that may change
-        answers, and as long as nothing meets the goal: which trial is closest to it only whole runs
-        tell.
+        That is so for the baseline, for confirmations, for the first trial of each rung that may
+        change answers, and as long as nothing meets the goal: which trial is closest to it only
+        whole runs tell.
         """
-        if rung not in (RUNG_LOSSLESS, RUNG_NEAR_LOSSLESS):
+        if rung not in RUNG_OF.values():
             return None
-        if rung == RUNG_NEAR_LOSSLESS and not any(
+        if rung != RUNG_LOSSLESS and not any(
             entry.rung == rung and entry.measurement.status is Status.OK
             for entry in self.so_far.points
         ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,7 @@ from kvtune.store.database import Store
 from kvtune.store.key import point_key
 from kvtune.store.rows import StudyRow
 from kvtune.types import (
+    Harm,
     LoadRun,
     Measurement,
     PolicyStack,
@@ -25,7 +26,14 @@ from kvtune.types import (
     Trial,
 )
 
-RUNG_BASELINE, RUNG_LOSSLESS, RUNG_NEAR_LOSSLESS, RUNG_REPEAT, RUNG_CONFIRM = 0, 1, 2, 8, 9
+RUNG_BASELINE, RUNG_LOSSLESS, RUNG_NEAR_LOSSLESS, RUNG_LOSSY = 0, 1, 2, 3
+RUNG_REPEAT, RUNG_CONFIRM = 8, 9
+RUNG_OF: Mapping[Harm, int] = {
+    Harm.LOSSLESS: RUNG_LOSSLESS,
+    Harm.NEAR_LOSSLESS: RUNG_NEAR_LOSSLESS,
+    Harm.LOSSY: RUNG_LOSSY,
+}
+"""The rung that a trial is tried on, by what it does at worst."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,11 +67,6 @@ class SearchSpace:
     refusals: dict[str, str]
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the knobs."""
-        return tuple(entry.knob.name for entry in self.knobs)
-
-    @property
     def defaults(self) -> dict[str, JsonValue]:
         """The values that give stock defaults."""
         return {entry.knob.name: entry.knob.default for entry in self.knobs}

@@ -40,12 +40,20 @@ def rejected(
     return found
 
 
-def is_met_without_harm(goal: Goal, points: Sequence[Entry]) -> bool:
-    """Whether a lossless trial meets the goal."""
-    return any(
-        entry.trial.stack.harm is Harm.LOSSLESS and meets_goal(goal, entry.measurement)
+def up_to(harm: Harm, points: Sequence[Entry]) -> list[Entry]:
+    """The trials that do no more harm."""
+    order = list(Harm)
+    most = order.index(harm)
+    return [entry for entry in points if order.index(entry.trial.stack.harm) <= most]
+
+
+def meeting(goal: Goal, points: Sequence[Entry], gates: Gates) -> list[Entry]:
+    """The trials that meet the goal and may be shipped, as far as it is known."""
+    return [
+        entry
         for entry in points
-    )
+        if meets_goal(goal, entry.measurement) and gates.objection(entry) is None
+    ]
 
 
 def ranked(goal: Goal, points: Sequence[Entry], gates: Gates) -> list[Entry]:

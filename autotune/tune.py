@@ -199,8 +199,6 @@ class Tuning:
             kin_of(self.study, self.store),
             proposer_by(self.rules, self.foresight.forecaster, goal, context),
         )
-        if levers := ", ".join(entry.knob.name for entry in exploration.lossless.knobs):
-            self.keeper.step("rung", f"L1, lossless settings, tried together: {levers}")
         exploration.run()
 
     def _confirmed(self, baseline: Entry) -> dict[int, Measurement]:

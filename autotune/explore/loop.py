@@ -1,14 +1,14 @@
 """The trials of a search between its baseline and its confirmation: propose, measure, tell.
 
-Lossless levers come first. Near-lossless ones are unlocked when the lossless trials miss the goal,
-or when the user asks for them. What to try next is said by a model of what was measured so far, or
-by the sampler where there is no model.
+It climbs a ladder: lossless levers come first, and those of the next rung when all trials so far
+miss the goal, or when the user asks for them. What to try next is said by a model of what was
+measured so far, or by the sampler where there is no model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
@@ -18,34 +18,21 @@ from kvtune.autotune.explore.asking import TooLate
 from kvtune.autotune.explore.attributes import attributes_of, attributes_unmeasured
 from kvtune.autotune.explore.base import Proposer
 from kvtune.autotune.explore.kin import MOST, Kin, starts, told
-from kvtune.autotune.explore.unlock import unlock_reason
 from kvtune.autotune.forecast.foresight import Foresight
 from kvtune.autotune.guesses import first_guesses
 from kvtune.autotune.judging import judge_earlier
-from kvtune.autotune.ledger import (
-    RUNG_LOSSLESS,
-    RUNG_NEAR_LOSSLESS,
-    RUNG_REPEAT,
-    Entry,
-    RequestSet,
-)
+from kvtune.autotune.ladder import Rung, Stand, ladder, next_step, unlocked
+from kvtune.autotune.ledger import RUNG_OF, RUNG_REPEAT, Entry, RequestSet
 from kvtune.autotune.limits import Rules
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.search import Proposal, Search
 from kvtune.autotune.so_far import SoFar
-from kvtune.autotune.space import SearchSpace, build_space, infeasible_reason, stack_from
-from kvtune.autotune.standing import is_met_without_harm
+from kvtune.autotune.space import SearchSpace, infeasible_reason, stack_from
+from kvtune.autotune.standing import meeting, up_to
 from kvtune.policies.base import Context
 from kvtune.policies.stack import describe
 from kvtune.profilers.goal import goal_violations
 from kvtune.types import Harm, PolicyStack, Regret, Status
-
-LOSSLESS_SHARE = 0.6
-"""Share of the budget after which a goal that lossless levers miss unlocks the next rung."""
-
-UNLIKELY, UNLIKELY_TRIALS = 0.05, 4
-"""Chance of a lossless point to meet the goal below which the next rung is unlocked at once, and
-the trials that must have been measured before anybody believes it."""
 
 SAMPLER_TRIES = 10
 """How often the sampler may propose what is known before a new point is drawn blindly."""
@@ -69,7 +56,8 @@ class Exploration:
     """The trials of one search, after the baseline; `run` is the whole of it.
 
     `context` is what is known once the baseline was measured. Trials replay `requests`. What `kin`
-    found best is tried early. Without a `proposer` the sampler says what to try.
+    found best is tried early. Without a `proposer` the sampler says what to try. Of the `rungs`,
+    those up to the one at `top` are open.
     """
 
     so_far: SoFar
@@ -81,58 +69,56 @@ class Exploration:
     reporter: Reporter
     kin: Sequence[Kin] = ()
     proposer: Proposer | None = None
-    lossless: SearchSpace = field(init=False)
-    widest: SearchSpace = field(init=False)
+    rungs: tuple[Rung, ...] = field(init=False)
+    top: int = field(init=False, default=0)
     advice: Advice = field(init=False)
     noted: set[str] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        self.lossless = build_space(self.context, harm=Harm.LOSSLESS)
-        self.widest = build_space(self.context, harm=self.rules.max_harm)
+        self.rungs = ladder(self.context, self.rules.max_harm)
         self.advice = Advice(self.proposer, self.so_far, self.context, self.kin)
 
     def run(self) -> None:
         """Measure trials until the budget, or what could be tried, is used up."""
         self._begin()
-        exhausted = False
         while self._affords_another():
-            unlocked = self._unlocked(exhausted=exhausted)
-            space = self.widest if unlocked else self.lossless
+            self._climb()
+            space = self._tried_now().space
             if not space.knobs:
                 why = "; ".join(f"{name}: {reason}" for name, reason in space.refusals.items())
                 self.reporter.step("stop", f"nothing can be searched here: {why}")
                 return
-            if unlocked:
-                self._say_unlocked(is_exhausted=exhausted)
             if not self.search.has_queued and (why := self.advice.stop(space)):
                 self.reporter.step("stop", why)
                 return
             following = self._propose(space)
             if following is not None:
                 self._try(following)
-            elif unlocked or not self._unlocked(exhausted=True):
+            elif not self._climb(is_exhausted=True):
                 self.reporter.step(
                     "stop", "every configuration of this space was measured or cannot run"
                 )
                 return
-            else:
-                exhausted = True
 
     def regret(self, arguments: Mapping[str, JsonValue]) -> Regret | None:
         """How far a measured point may be from the best of what was searched; None if unknown."""
-        harmless = all(entry.trial.stack.harm is Harm.LOSSLESS for entry in self.so_far.points)
-        return self.advice.regret(arguments, self.lossless if harmless else self.widest)
+        tried = {entry.trial.stack.harm for entry in self.so_far.points}
+        searched = [rung for rung in self.rungs if rung.harm in tried] or self.rungs[:1]
+        return self.advice.regret(arguments, searched[-1].space)
 
     # --- the parts, in order ---
 
     def _begin(self) -> None:
         """Queue what is tried first, and judge what an earlier search left unjudged."""
+        for rung in self.rungs:
+            self.reporter.step("rung", rung.says)
+        lossless = self.rungs[0].space
         self.search.recover()
-        self.search.suggest_first(self.lossless, self.lossless.defaults)
-        self._start_from_kin(self.widest if self.rules.explore_lossy else self.lossless)
+        self.search.suggest_first(lossless, lossless.defaults)
+        self._start_from_kin(self.rungs[-1].space if self.rules.explore_lossy else lossless)
         if not self.advice.is_given and self.context.verdict is not None:
-            for values in first_guesses(self.lossless, self.context.verdict.bottleneck):
-                self.search.suggest_first(self.lossless, values)
+            for values in first_guesses(lossless, self.context.verdict.bottleneck):
+                self.search.suggest_first(lossless, values)
         if quality := self.so_far.judging:
             so_far = self.so_far
             judge_earlier(so_far.points, quality, so_far.budget, so_far.left_s, self.reporter)
@@ -157,29 +143,65 @@ class Exploration:
         )
         return False
 
-    def _unlocked(self, *, exhausted: bool) -> bool:
-        """Whether near-lossless levers may be tried now; `exhausted`: lossless ones all were."""
-        so_far, quality = self.so_far, self.so_far.quality
-        may_harm = len(self.widest.knobs) > len(self.lossless.knobs)
-        needed = may_harm and not is_met_without_harm(so_far.goal, so_far.distinct)
-        needed = needed and (exhausted or self._lossless_had_its_share())
-        wanted = self.rules.explore_lossy or not self.lossless.knobs or needed
-        if not (wanted and may_harm and quality):
-            return wanted
-        if not (refused := quality.refusal()) and so_far.has_time(may_harm=True):
+    def _climb(self, *, is_exhausted: bool = False) -> bool:
+        """Open all rungs that may be tried now, and say why; whether there was one."""
+        before = self.top
+        while (above := self._above) and (why := self._reason(above, is_exhausted=is_exhausted)):
+            if not self._may_harm():
+                break
+            rung = self.rungs[self.top]
+            self.reporter.step("unlock", unlocked(rung, above, self._stand(rung), why))
+            self.top = self.rungs.index(above)
+            is_exhausted = False
+            self._start_from_kin(above.space)
+        return self.top > before
+
+    @property
+    def _above(self) -> Rung | None:
+        """The next rung on which there is something to try."""
+        return next((rung for rung in self.rungs[self.top + 1 :] if rung.opens), None)
+
+    def _reason(self, above: Rung, *, is_exhausted: bool) -> str:
+        rung = self.rungs[self.top]
+        return next_step(
+            rung,
+            above,
+            replace(self._stand(rung), is_exhausted=is_exhausted),
+            lambda: self.advice.chance(rung.space),
+            is_asked_for=self.rules.explore_lossy,
+        )
+
+    def _tried_now(self) -> Rung:
+        """The rung that is searched: an open one, and the lowest that meets the goal by itself."""
+        if self.top == 0 or not self._may_harm():
+            return self.rungs[0]
+        if not self.rules.explore_lossy:
+            for rung in self.rungs[: self.top]:
+                if rung.space.knobs and self._stand(rung).met:
+                    return rung
+        return self.rungs[self.top]
+
+    def _may_harm(self) -> bool:
+        """Whether another trial can be asked what its answers are worth, if any is asked."""
+        quality = self.so_far.quality
+        if quality is None:
+            return True
+        if not (refused := quality.refusal()) and self.so_far.has_time(may_harm=True):
             return True
         why = refused or "no time is left to ask them the questions of quality"
         self._note_once(f"settings that may change answers are not tried any more: {why}")
         return False
 
-    def _lossless_had_its_share(self) -> bool:
-        """Whether lossless levers were tried enough, or what is left of them is hopeless."""
-        tried = len(self.so_far.tried)
-        if tried >= LOSSLESS_SHARE * self.so_far.budget.trials or "unlikely" in self.noted:
-            return True
-        if tried >= UNLIKELY_TRIALS and self.advice.chance(self.lossless) < UNLIKELY:
-            self.noted.add("unlikely")
-        return "unlikely" in self.noted
+    def _stand(self, rung: Rung) -> Stand:
+        so_far, budget, tried = self.so_far, self.so_far.budget, len(self.so_far.tried)
+        trials = up_to(rung.harm, so_far.distinct)
+        spent_time = 0.0 if budget.time_s is None else 1 - so_far.left_s() / budget.time_s
+        return Stand(
+            met=len(meeting(so_far.goal, trials, so_far.gates)),
+            trials=len(trials),
+            tried=tried,
+            spent=max(tried / budget.trials, spent_time),
+        )
 
     def _propose(self, space: SearchSpace) -> Following | None:
         """What is to be measured next; None when nothing is left."""
@@ -276,7 +298,7 @@ class Exploration:
             self.requests,
             repeats=self.so_far.budget.repeats,
             seed=self.rules.seed,
-            rung=RUNG_NEAR_LOSSLESS if may_harm else RUNG_LOSSLESS,
+            rung=RUNG_OF[stack.harm],
             canary=may_harm,
             optuna_number=proposal.optuna_number,
             afterwards=None if quality is None else quality.at_server,
@@ -326,20 +348,6 @@ class Exploration:
             if entry.trial.stack.arguments == stack.arguments:
                 return entry
         return None
-
-    def _say_unlocked(self, *, is_exhausted: bool) -> None:
-        if "unlock" not in self.noted and len(self.widest.knobs) > len(self.lossless.knobs):
-            self.noted.add("unlock")
-            says = unlock_reason(
-                self.so_far.goal,
-                self.so_far.distinct,
-                is_asked_for=self.rules.explore_lossy,
-                has_lossless=bool(self.lossless.knobs),
-                is_exhausted=is_exhausted,
-                is_unlikely="unlikely" in self.noted,
-            )
-            self.reporter.step("unlock", says)
-            self._start_from_kin(self.widest)
 
     def _say_left_out(self, space: SearchSpace) -> None:
         if "left out" in self.noted:

@@ -64,11 +64,17 @@ def test_the_trail_of_a_search_tells_its_rungs_why_they_opened_and_why_it_ended(
     steps = trail(view)
     assert [(s.kind, s.trial, s.rung) for s in steps if s.kind in ("rung", "unlock", "stop")] == [
         ("rung", None, ""),
+        ("rung", None, ""),
         ("unlock", 3, "L2"),
         ("stop", None, ""),
     ]
     says = {step.kind: step.says for step in steps}
-    assert says["rung"] == "L1, lossless settings, tried together: block_size"
+    rungs = [step.says for step in steps if step.kind == "rung"]
+    assert rungs[0].startswith("L1, lossless settings, tried together: block_size; not tried, ")
+    assert "watermark: watermark is fixed by --engine-args" in rungs[0]
+    assert rungs[1].startswith(
+        "L2, near-lossless settings, tried if the goal is missed: kv_cache_dtype; not tried, "
+    )
     assert says["unlock"].endswith(
         "the lossless share of the budget is spent and the goal is missed; "
         "0 of 3 lossless trials met the goal by then"
