@@ -1,8 +1,7 @@
-"""Whether the machine itself became slower or faster, within a run or from one run to the next.
+"""Whether the machine itself became slower or faster within a run.
 
-Within a run, decode steps say it: what a step costs by its sequences and resident tokens is fitted
-together with a trend over time, so that a cache which fills up is not taken for a machine that
-slows down. Between runs, the same configuration measured now and then says it.
+Decode steps say it: what a step costs by its sequences and resident tokens is fitted together with
+a trend over time, so that a cache which fills up is not taken for a machine that slows down.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ SURE_T = 3.0
 """Standard errors that a trend has to be away from none, so that few quiet runs are doubted."""
 
 LEAST_BLOCKS = 12
-LEAST_REFERENCES = 3
 LEAST_OWN_SHARE = 0.05
 """Of the variance of time, what sequences and resident tokens leave unexplained; with less, a trend
 cannot be told from theirs."""
@@ -63,20 +61,6 @@ def drift_within(records: Sequence[RequestRecord]) -> Drift | None:
         return None
     time, step_s, sequences, resident = blocks.T
     return _trend(time / time[-1], step_s, np.column_stack((sequences, resident)))
-
-
-def drift_between(references: Sequence[tuple[float, float]]) -> Drift | None:
-    """The change of a figure over repeated measurements of one configuration, by a straight line.
-
-    `references` are (seconds, value); the change is from the first one to the last. `None` of fewer
-    than three, or where all were measured at one time.
-    """
-    if len(references) < LEAST_REFERENCES:
-        return None
-    at_s, values = np.array(sorted(references)).T
-    if at_s[0] == at_s[-1]:
-        return None
-    return _trend((at_s - at_s[0]) / (at_s[-1] - at_s[0]), values, np.empty((len(values), 0)))
 
 
 def drift_warning(records: Sequence[RequestRecord]) -> str | None:

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 from contracts.decoding import Sequence, decode
-from contracts.landscape import GOAL
+from contracts.landscape import GOAL, Recorder
 
-from kvtune.autotune.replays import request_failure
+from kvtune.autotune.replays import fixed_load, request_failure
 from kvtune.autotune.trial import check_model, measurement_of, warnings_of
 from kvtune.errors import BadInput
 from kvtune.types import (
@@ -56,7 +56,8 @@ def test_answers_shorter_than_asked_for_are_a_warning():
     )
 
 
-def test_figures_of_a_machine_that_slowed_down_meanwhile_are_doubted():
+def slowing(most):
+    """A run whose steps take up to 1 + `most` times as long at its end as at its beginning."""
     waves = [Sequence(20 * wave, 100 + 37 * wave % 400, 20) for wave in range(20) for _ in range(4)]
     steps = count()
     slows = decode(
@@ -64,10 +65,35 @@ def test_figures_of_a_machine_that_slowed_down_meanwhile_are_doubted():
         fixed_s=0.02,
         per_sequence_s=0.001,
         per_kv_token_s=1e-6,
-        noise=lambda random: (1 + next(steps) / 800) * random.uniform(0.97, 1.03),
+        noise=lambda random: (1 + most * next(steps) / 400) * random.uniform(0.97, 1.03),
     )
-    (warning,) = warnings_of(run_with(*slows))
+    return run_with(*slows)
+
+
+def test_figures_of_a_machine_that_slowed_down_meanwhile_are_doubted():
+    (warning,) = warnings_of(slowing(0.5))
     assert "slower during this run" in warning
+    assert warnings_of(slowing(0.0)) == ()
+
+
+@pytest.mark.parametrize(
+    ("slower", "kept"),
+    [((0.0,), 0), ((0.5, 0.0), 1), ((0.5, 0.5), 1), ((0.0, 0.5, 0.0), 2)],
+    ids=["steady", "changed", "changed twice", "changed in the second repeat"],
+)
+def test_a_replay_during_which_the_machine_changed_is_made_once_more(slower, kept):
+    runs = [slowing(most) for most in slower]
+    left, reporter = list(runs), Recorder()
+    replays = SimpleNamespace(
+        bench=SimpleNamespace(plan=None, reporter=reporter),
+        trial=SimpleNamespace(repeats=2 if kept == 2 else 1),
+        replay=lambda requests, plan, watch=None: (left.pop(0), None),
+    )
+    loaded = fixed_load(replays, (), None)
+    assert left == []
+    assert loaded.runs[-1] is runs[kept]
+    assert len(loaded.runs) == replays.trial.repeats
+    assert len(reporter.notes) == (kept > 0)
 
 
 def test_only_metrics_of_every_repeat_count_and_warnings_are_said_once():

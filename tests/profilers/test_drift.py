@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from contracts.decoding import Sequence, decode
 
-from kvtune.profilers.drift import drift_between, drift_warning, drift_within
+from kvtune.profilers.drift import _trend, drift_warning, drift_within
 
 STEPS = 400
 MODEL = {"fixed_s": 0.02, "per_sequence_s": 0.001, "per_kv_token_s": 1e-6}
@@ -110,17 +110,20 @@ def test_steps_beside_waiting_requests_count_where_somebody_always_waits():
     assert drift_within(queued).matters
 
 
-def test_references_that_lie_on_a_line_drift_by_what_it_rises():
+def trend(*values):
+    """The trend of values at equal distances, with nothing beside time."""
+    return _trend(np.linspace(0, 1, len(values)), np.array(values), np.empty((len(values), 0)))
+
+
+def test_values_on_a_line_drift_by_what_it_rises():
     # From 10 to 13 in three steps, mean 11.5
-    drift = drift_between([(0.0, 10.0), (300.0, 13.0), (100.0, 11.0), (200.0, 12.0)])
-    assert drift.change == pytest.approx((3 / 11.5,) * 3)
-    assert drift.matters
+    assert trend(10.0, 11.0, 12.0, 13.0).change == pytest.approx((3 / 11.5,) * 3)
 
 
-def test_references_that_scatter_drift_within_their_interval():
+def test_values_that_scatter_drift_within_their_interval():
     # Least squares by hand: slope 0.4 over the whole span, mean 10.2, residuals -0.2, 0.4, -0.2;
     # squares 0.24 of 1 degree over 0.5 of squared time, t(1) = 12.706.
-    drift = drift_between([(0.0, 9.8), (50.0, 10.6), (100.0, 10.2)])
+    drift = trend(9.8, 10.6, 10.2)
     assert drift.change.estimate == pytest.approx(0.4 / 10.2)
     assert drift.change.high == pytest.approx(
         (0.4 + 12.706 * math.sqrt(0.24 / 0.5)) / 10.2, rel=1e-4
@@ -128,28 +131,22 @@ def test_references_that_scatter_drift_within_their_interval():
     assert not drift.matters
 
 
-def test_three_references_are_too_few_to_be_sure_by_chance():
+def test_three_values_are_too_few_to_be_sure_by_chance():
     """More than three standard errors are nothing with a single degree of freedom."""
-    drift = drift_between([(0.0, 9.0), (50.0, 10.2), (100.0, 11.0)])
+    drift = trend(9.0, 10.2, 11.0)
     assert drift.t > 3
     assert not drift.matters
 
 
-def test_references_whose_neighbours_err_alike_say_less():
+def test_values_whose_neighbours_err_alike_say_less():
     # Mean 10 and no slope; residuals 0.1 times these signs, whose products with their neighbours
     # sum to 3 of 8: the error of the slope, sqrt(0.08 / 6 / (42 / 49)), grows by sqrt(11 / 5).
-    signs = (1, 1, -1, -1, -1, -1, 1, 1)
-    drift = drift_between([(float(at_s), 10 + sign / 10) for at_s, sign in enumerate(signs)])
+    drift = trend(*(10 + sign / 10 for sign in (1, 1, -1, -1, -1, -1, 1, 1)))
     error = math.sqrt(0.08 / 6 / (42 / 49)) * math.sqrt(11 / 5)
     assert drift.change == pytest.approx((0, -2.4469 * error / 10, 2.4469 * error / 10), abs=1e-6)
 
 
-def test_references_that_never_change_do_not_drift():
-    drift = drift_between([(0.0, 10.0), (1.0, 10.0), (2.0, 10.0)])
+def test_values_that_never_change_do_not_drift():
+    drift = trend(10.0, 10.0, 10.0)
     assert drift.change.estimate == 0
     assert not drift.matters
-
-
-@pytest.mark.parametrize("references", [[], [(0.0, 1.0), (9.0, 2.0)], [(5.0, 1.0)] * 3])
-def test_too_few_references_tell_nothing(references):
-    assert drift_between(references) is None
