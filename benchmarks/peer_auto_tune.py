@@ -11,8 +11,9 @@ What differs from the script, always in its favour or because it cannot be done 
 those of the case instead of one on the 99th percentile of the whole time; as fast as possible means
 as many in flight as the case has; the pool is given, so the largest share of memory that starts is
 not looked for; servers fork from a warm parent, and nothing waits between rates; replays are as
-long as those of kvtune; the best one is not started again for a profile; and only what was started
-is ended, where the script ends every process that is called vllm.
+long as those of kvtune, and half as long at falling rates, where the script has a tenth of a
+thousand; the best one is not started again for a profile; and only what was started is ended, where
+the script ends every process that is called vllm.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def tune(
             say(f"{settings_text(arguments)}: {error.message}")
             continue
         if reached is None:
-            say(f"{settings_text(arguments)}: the goal was not met")
+            say(f"{settings_text(arguments)}: the goal was not met, or not in time")
             continue
         rate, throughput = reached
         at = "all at once" if rate is None else f"{rate:g} requests/s"
@@ -148,7 +149,9 @@ class _Loaded:
             runtime.run(reset_prefix_cache(self.server.endpoint))
         self.replays += 1
         case = self.setting.case
-        load = case.load if rate is None else replace(case.load, arrival=f"poisson:{rate:g}")
+        load = case.load
+        if rate is not None:
+            load = replace(load, arrival=f"poisson:{rate:g}", requests=-(-load.requests // 2))
         requests = tuple(make_requests(load, self.seed))
         plan = self.setting.plan(requests)
         run = runtime.run(
