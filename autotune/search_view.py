@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Literal
 
 from kvtune.autotune.decide import mean_metrics, meets_goal, objective_values
+from kvtune.autotune.ladder import STOCK, Rung
 from kvtune.autotune.ledger import Entry
 from kvtune.autotune.so_far import SoFar
 from kvtune.autotune.spending import confirmation_s, trial_s
@@ -18,6 +19,8 @@ from kvtune.policies.stack import describe
 from kvtune.profilers.goal import slo_key, slo_text
 from kvtune.profilers.metrics.base import metric_of
 from kvtune.types import Status
+
+State = Literal["done", "open", "closed"]
 
 CUT = "given up early"
 OUT = "may not be shipped"
@@ -45,11 +48,11 @@ class Incumbent:
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """A rung of the ladder: whether its settings are tried, and why or why not; `tried` trials."""
+class RungState:
+    """A rung of the ladder: whether its settings are tried, which or why not, in `tried` trials."""
 
     name: str
-    state: Literal["done", "open", "closed"]
+    state: State
     why: str
     tried: int = 0
 
@@ -96,31 +99,50 @@ class SearchView:
     most: int
     best: Incumbent | None
     plan: Plan
-    ladder: tuple[Rung, ...] = ()
+    ladder: tuple[RungState, ...] = ()
     failures: Mapping[str, int] = field(default_factory=dict)
 
 
-def view_of(so_far: SoFar, ladder: Sequence[Rung] = ()) -> SearchView:
-    """Take down where a search stands now."""
+def view_of(so_far: SoFar, rungs: Sequence[Rung], top: int, *, is_over: bool = False) -> SearchView:
+    """Take down where a search stands now; of its `rungs`, those up to the one at `top` are open.
+
+    `is_over`: there are no more trials, whatever the budget has left.
+    """
     goal, budget, points = so_far.goal, so_far.budget, so_far.points
+    left = 0 if is_over else max(0, budget.trials - len(so_far.tried))
     quality = so_far.judging
     chosen = so_far.finals().chosen
     return SearchView(
         objective=goal.objective,
         unit=metric_of(goal.objective_metric).unit,
-        tried=len(points),
+        tried=len(so_far.tried),
         most=budget.trials,
         best=_best(so_far),
         plan=Plan(
-            trials=max(0, budget.trials - len(points)),
+            trials=left,
             left_s=so_far.left_s(),
             trial_s=trial_s(points),
             confirming_s=confirmation_s(points, budget),
             asking_s=0.0 if quality is None else quality.expected_s(chosen),
         ),
-        ladder=tuple(ladder),
+        ladder=_ladder(points, rungs, top),
         failures=_failures(so_far),
     )
+
+
+def _ladder(points: Sequence[Entry], rungs: Sequence[Rung], top: int) -> tuple[RungState, ...]:
+    tried = Counter(e.trial.stack.harm for e in points if e.trial.number)
+    found = [RungState(f"{STOCK} stock", "done", "", len(points) - tried.total())]
+    for place, rung in enumerate(rungs):
+        is_open = place <= top
+        why = ", ".join(rung.opens)
+        if not rung.opens:
+            why = "; ".join(dict.fromkeys(rung.closed.values())) or "nothing to try here"
+        elif not is_open:
+            why = f"opens if the goal is missed: {why}"
+        state: State = "open" if is_open and rung.opens else "closed"
+        found.append(RungState(f"{rung.name} {rung.harm}", state, why, tried[rung.harm]))
+    return tuple(found)
 
 
 def _best(so_far: SoFar) -> Incumbent | None:

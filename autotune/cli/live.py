@@ -16,7 +16,7 @@ from rich.text import Text
 
 from kvtune.autotune.cli import console
 from kvtune.autotune.cli.console import TerminalReporter
-from kvtune.autotune.search_view import Incumbent, Margin, Plan, Rung, SearchView
+from kvtune.autotune.search_view import Incumbent, Margin, Plan, RungState, SearchView
 from kvtune.autotune.words import digits, duration
 from kvtune.profilers.load.progress import Progress
 
@@ -217,7 +217,7 @@ def _margin(margin: Margin, names: int, width: int, glyphs: str) -> Text:
     )
 
 
-def _rung(rung: Rung) -> Text:
+def _rung(rung: RungState) -> Text:
     tried = f"{rung.tried} tried" if rung.tried else ""
     about = ", ".join(filter(None, (tried, rung.why)))
     return Text.assemble(f"{rung.name:<17}", (f"{rung.state:<7}", STATE_STYLES[rung.state]), about)

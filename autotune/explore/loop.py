@@ -26,6 +26,7 @@ from kvtune.autotune.ledger import RUNG_OF, RUNG_REPEAT, Entry, RequestSet
 from kvtune.autotune.limits import Rules
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.search import Proposal, Search
+from kvtune.autotune.search_view import view_of
 from kvtune.autotune.so_far import SoFar
 from kvtune.autotune.space import SearchSpace, infeasible_reason, stack_from
 from kvtune.autotune.standing import meeting, up_to
@@ -81,8 +82,13 @@ class Exploration:
     def run(self) -> None:
         """Measure trials until the budget, or what could be tried, is used up."""
         self._begin()
+        self._search()
+        self.reporter.standing(view_of(self.so_far, self.rungs, self.top, is_over=True))
+
+    def _search(self) -> None:
         while self._affords_another():
             self._climb()
+            self.reporter.standing(view_of(self.so_far, self.rungs, self.top))
             space = self._tried_now().space
             if not space.knobs:
                 why = "; ".join(f"{name}: {reason}" for name, reason in space.refusals.items())

@@ -45,7 +45,7 @@ def profile_page(view: ProfileView) -> Page:
     sections = [
         Section("Verdict", _verdict(profile)),
         Section("Where a step's time goes", _step(view)),
-        Section("Evidence", _evidence(profile.verdict.evidence)),
+        Section("Evidence", evidence_blocks(profile.verdict.evidence)),
         Section("Requests", (*length_blocks(view.workload), *arrival_blocks(view.workload))),
         Section("Prefix reuse", _reuse(view)),
         Section("Roofline", _roofline(view)),
@@ -139,7 +139,8 @@ def _step_table(model: StepTimeModel) -> Table:
     return Table(caption, (Column("part"), Column("time", is_number=True)), tuple(rows))
 
 
-def _evidence(evidence: Sequence[Evidence]) -> tuple[Block, ...]:
+def evidence_blocks(evidence: Sequence[Evidence]) -> tuple[Block, ...]:
+    """What a verdict weighs, in a table; at last what it could not know."""
     columns = (
         Column("metric"),
         Column("value", is_number=True),

@@ -1,4 +1,4 @@
-"""The later parts of a study's page: trade-offs, settings, forecasts, quality, and its basis."""
+"""Parts of a study's page: its verdict, trade-offs, settings, forecasts, quality, and its basis."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kvtune.autotune.report.calibration_page import calibration_figure
 from kvtune.autotune.report.figures_quality import changes_figure
 from kvtune.autotune.report.forecast_words import COLUMNS, OUTSIDE, measured_levers
 from kvtune.autotune.report.page import Block, Column, Figure, Row, Table, Tone
+from kvtune.autotune.report.profile_page import evidence_blocks
 from kvtune.autotune.report.study_figures import of_points
 from kvtune.autotune.report.study_figures_space import (
     importance_figure,
@@ -27,11 +28,23 @@ from kvtune.autotune.report.study_findings import (
     value_text,
 )
 from kvtune.autotune.report.study_view import StudyView
-from kvtune.autotune.words import digits, duration
+from kvtune.autotune.words import digits, duration, verdict_text
 from kvtune.profilers.goal import goal_text
 from kvtune.store.rows import QualityReportRow
 
 TONE: Mapping[str, Tone] = {"pass": "good", "fail": "bad", "unclear": "muted"}
+
+
+def verdict_blocks(view: StudyView) -> tuple[Block, ...]:
+    """What the load on stock settings is bound by, and what that rests on."""
+    if view.profile is None:
+        return ("There is no verdict: the load of the stock defaults was not profiled.",)
+    verdict = view.profile.profile.verdict
+    said = verdict_text(verdict)
+    return (
+        f"{said[0].upper()}{said[1:]}. {verdict.summary}",
+        *evidence_blocks(verdict.evidence),
+    )
 
 
 def tradeoff_blocks(view: StudyView) -> tuple[Block, ...]:

@@ -17,7 +17,7 @@ MARGIN_PX = 110
 JITTER = 0.06
 """How far trials of the same value are drawn apart, of the height of an axis."""
 
-LABEL_CHARACTERS = 22
+LABEL_CHARACTERS = 28
 """Longer names of settings would run into each other below the axes of a narrow page."""
 
 
@@ -183,6 +183,7 @@ def _front_figure(
     if not found:
         return None
     front = sorted((spot for spot in found if spot.on_front), key=lambda spot: spot.cost)
+    most = max(scale(spot.cost) for spot in found) or 1.0
     data: list[dict[str, Any]] = [
         {
             "type": "scatter",
@@ -222,7 +223,8 @@ def _front_figure(
             }
         )
     layout = {
-        "xaxis": {"title": {"text": axis}, "rangemode": "tozero"},
+        # From a little below 0: marks at 0 would hide what stands at the axis.
+        "xaxis": {"title": {"text": axis}, "range": [-0.03 * most, 1.08 * most]},
         "yaxis": {"title": {"text": view.objective_text}, "rangemode": "tozero"},
         "hovermode": "closest",
         "showlegend": True,

@@ -28,6 +28,7 @@ from kvtune.autotune.report.study_evidence import (
     quality_blocks,
     space_blocks,
     tradeoff_blocks,
+    verdict_blocks,
 )
 from kvtune.autotune.report.study_figures import rounds_figure
 from kvtune.autotune.report.study_findings import confirmations
@@ -68,6 +69,7 @@ def study_page(view: StudyView) -> Page:
         Section("Limits", limits_blocks(view)),
         Section("Failures", failures_blocks(view)),
         Section("Price of harm", prices_blocks(view)),
+        Section("Verdict", verdict_blocks(view)),
         Section("Forecasts", forecast_blocks(view)),
         Section("Quality", quality_blocks(view)),
         Section("How it was measured", measured_blocks(view)),

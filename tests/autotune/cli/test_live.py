@@ -10,7 +10,7 @@ from rich.console import Console
 from kvtune.autotune.cli import console, live
 from kvtune.autotune.cli.console import TerminalReporter
 from kvtune.autotune.cli.live import LiveReporter, search_reporter
-from kvtune.autotune.search_view import Incumbent, Margin, Plan, Rung, SearchView
+from kvtune.autotune.search_view import Incumbent, Margin, Plan, RungState, SearchView
 from kvtune.profilers.load.progress import Progress
 
 PLAN = Plan(trials=7, left_s=600.0, trial_s=40.0, confirming_s=240.0, asking_s=60.0)
@@ -34,10 +34,10 @@ VIEW = SearchView(
     best=BEST,
     plan=PLAN,
     ladder=(
-        Rung("L0 stock", "done", "", 1),
-        Rung("L1 lossless", "open", "block-size, max-num-seqs", 4),
-        Rung("L2 near-lossless", "closed", "opens when L1 misses the goal"),
-        Rung("L3 lossy", "closed", "--max-harm near-lossless"),
+        RungState("L0 stock", "done", "", 1),
+        RungState("L1 lossless", "open", "block-size, max-num-seqs", 4),
+        RungState("L2 near-lossless", "closed", "opens when L1 misses the goal"),
+        RungState("L3 lossy", "closed", "--max-harm near-lossless"),
     ),
     failures={"does-not-fit": 2, "given up early": 1},
 )

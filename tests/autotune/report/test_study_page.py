@@ -15,6 +15,7 @@ from kvtune.store.database import open_store
 from kvtune.types import (
     Bottleneck,
     Decision,
+    Evidence,
     FailureClass,
     Forecast,
     Goal,
@@ -36,6 +37,7 @@ SECTIONS = [
     "Limits",
     "Failures",
     "Price of harm",
+    "Verdict",
     "Forecasts",
     "Quality",
     "How it was measured",
@@ -379,3 +381,44 @@ def test_the_verdict_on_stock_stands_beside_the_decision(store, bottleneck, labe
     store.save_profile(profile.model_copy(update={"metrics": metrics, "verdict": verdict}))
     view = of(store, ({}, measured(2.0, metrics=metrics)))
     assert key_figures(view)[label] == value
+
+
+def test_the_verdict_is_told_with_what_it_rests_on(store):
+    metrics = {"goodput_requests_per_s": (2.0,), "ttft_p95_s": (0.0421,)}
+    profile = a_profile()
+    rows = (
+        Evidence(
+            metric="preemptions",
+            value=0.5,
+            threshold=0.1,
+            unit="1/request",
+            holds=True,
+            says="requests lack KV blocks",
+            source="counters",
+        ),
+        Evidence(
+            metric="kv_reads_share",
+            value=None,
+            threshold=0.5,
+            unit="share",
+            holds=None,
+            says="reads take long",
+            source="probe",
+        ),
+    )
+    verdict = profile.verdict.model_copy(update={"evidence": rows})
+    store.save_profile(profile.model_copy(update={"metrics": metrics, "verdict": verdict}))
+    view = of(store, ({}, measured(2.0, metrics=metrics)))
+    assert texts(view, "Verdict") == (
+        "Bound by kv-capacity (high confidence). it is full Not known: kv_reads_share."
+    )
+    (row,) = cells(view, "Verdict")
+    assert row == (
+        "preemptions",
+        "0.5 a request",
+        "0.1 a request",
+        "yes",
+        "requests lack KV blocks",
+        "counters",
+    )
+    assert "was not profiled" in texts(of(store, ({}, measured(2.0))), "Verdict")
