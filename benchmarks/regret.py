@@ -19,14 +19,18 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import NamedTuple
 
 # Small matrices: more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from regret_noise import begin_s, noise_of
+from regret_product import NAME, SAYS, replay_product
 from regret_report import Replay, Results, html, markdown
 from regret_rivals import Method, methods
 from surface_bench import Judge, Surface, recorded_surfaces, stock_of
@@ -39,50 +43,61 @@ TRIALS = 30
 def main() -> None:
     options = _options()
     results = Results.read(options.output)
-    known = methods()
-    chosen = [known[name] for name in options.methods.split(",")]
+    known = searches()
+    says = {name: one.says for name, one in known.items()}
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     for surface in _surfaces(options):
         judge = Judge(surface)
-        for method in chosen:
+        for name in options.methods.split(","):
             left = [
-                seed
-                for seed in seeds
-                if not results.has(surface.name, method.name, seed, options.trials)
+                seed for seed in seeds if not results.has(surface.name, name, seed, options.trials)
             ]
             if not left:
                 continue
             began_s = time.monotonic()
-            found = [replay(surface, judge, method, seed, options.trials) for seed in left]
-            results = results.with_more(found, surface, {name: m.says for name, m in known.items()})
+            found = [known[name].run(surface, judge, seed, options.trials) for seed in left]
+            results = results.with_more(found, surface, says)
             results.write(options.output)
             took_s = time.monotonic() - began_s
-            _say(
-                f"{surface.name}, {method.name}: {_short(found)}, {took_s / len(left):.1f} s a seed"
-            )
+            _say(f"{surface.name}, {name}: {_short(found)}, {took_s / len(left):.1f} s a seed")
     if options.markdown is not None:
         options.markdown.write_text(markdown(results))
     if options.html is not None:
         html(results, options.html)
 
 
-def replay(surface: Surface, judge: Judge, method: type[Method], seed: int, trials: int) -> Replay:
-    """One search of so many trials, stock among them, and what its choices were worth.
+class Searching(NamedTuple):
+    """A search: what it is, and how it is run on a surface with a seed for so many trials."""
 
-    The n-th measurement of a point is the same for all methods with the same seed.
-    """
+    says: str
+    run: Callable[[Surface, Judge, int, int], Replay]
+
+
+def searches() -> dict[str, Searching]:
+    """All that can be replayed, by name: the product's own, its model alone, and its rivals."""
+    found = {NAME: Searching(SAYS, replay_product)}
+    for name, method in methods().items():
+        found[name] = Searching(method.says, partial(_replay_by, method))
+    return found
+
+
+def _replay_by(
+    method: type[Method], surface: Surface, judge: Judge, seed: int, trials: int
+) -> Replay:
+    return replay(surface, judge, method, seed, trials)
+
+
+def replay(surface: Surface, judge: Judge, method: type[Method], seed: int, trials: int) -> Replay:
+    """One search of so many trials, stock among them, and what its choices were worth."""
     search = method(surface, Random(f"search {seed}"))
-    # Where in the recording's time the search begins, so that each meets another drift.
-    at_s = Random(f"begin {seed}").random() * 3600
+    at_s, noise = begin_s(seed), noise_of(surface, seed)
     worth: list[float] = []
     failed: list[int] = []
     walls_s: list[float] = []
     ask_s, stops_at = 0.0, None
     point = stock_of(surface.axes)
     for number in range(trials):
-        times = len(search.seen.get(point, ()))
-        noise = Random(f"{surface.name} {seed} {point} {times}")
-        outcome = surface.measured(point, noise, at_s)
+        outcome = surface.measured(point, noise(point), at_s)
         began_s = time.perf_counter()
         search.tell(point, outcome, at_s)
         at_s += outcome.wall_s
@@ -132,7 +147,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--raw", action="store_true", help="points are worth the mean of their measurements"
     )
-    parser.add_argument("--methods", default=",".join(methods()))
+    parser.add_argument("--methods", default=",".join(searches()))
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--trials", type=int, default=TRIALS)
@@ -140,8 +155,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--html", type=Path)
     options = parser.parse_args()
-    if unknown := [name for name in options.methods.split(",") if name not in methods()]:
-        parser.error(f"no method {unknown[0]}; there are {', '.join(methods())}")
+    if unknown := [name for name in options.methods.split(",") if name not in searches()]:
+        parser.error(f"no method {unknown[0]}; there are {', '.join(searches())}")
     return options
 
 

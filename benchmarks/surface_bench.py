@@ -7,7 +7,7 @@ the truth of the surface, which it never sees.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Protocol
@@ -58,12 +58,13 @@ TOLERATED = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a search sees of one measurement; no figures if it failed."""
+    """What a search sees of one measurement; no figures if it failed, as `message` tells."""
 
     figures: Mapping[str, float]
     wall_s: float
     failure: FailureClass | None = None
     run: LoadRun | None = None
+    message: str = ""
 
 
 class Surface(Protocol):
@@ -76,6 +77,11 @@ class Surface(Protocol):
     @property
     def points(self) -> Sequence[Point]:
         """Every point that can be measured."""
+        ...
+
+    @property
+    def effective(self) -> Mapping[Point, EffectiveConfig]:
+        """What the engine said that it ran with, where it was recorded."""
         ...
 
     @property
@@ -188,7 +194,7 @@ class RecordedSurface:
         """One measurement, drawn anew."""
         known = self.truth.points[point]
         if known.failure is not None:
-            return Outcome({}, known.aside_s, known.failure)
+            return Outcome({}, known.aside_s, known.failure, message=known.message)
         run = known.draw(random, self.truth.slowness(at_s) if self.drift else 1.0)
         return Outcome(measure(run, self.goal), known.aside_s + run.duration_s, None, run)
 
@@ -291,11 +297,15 @@ def remembered(foretell: Foretell) -> Foretell:
 
 @dataclass(slots=True)
 class SurfaceRunner:
-    """Measures the trials of a real search on a surface; its clock is `now_s`."""
+    """Measures the trials of a real search on a surface; its clock is `now_s`.
 
-    surface: RecordedSurface
+    `noise` gives what the next measurement of a point is drawn with, where that is not `random`.
+    """
+
+    surface: Surface
     random: Random
     now_s: float = 0.0
+    noise: Callable[[Point], Random] | None = None
 
     def clock(self) -> float:
         """The time of the search."""
@@ -317,7 +327,7 @@ class SurfaceRunner:
         `watch` sees its requests end as on a server, and what it spares is no time of the search.
         """
         point = point_of(self.surface.axes, trial.stack.arguments)
-        outcomes = [self.surface.measured(point, self.random, self.now_s)]
+        outcomes = [self._measured(point)]
         whole = outcomes[0].run
         if watch is not None and whole is not None:
             run = watched(whole, watch)
@@ -329,7 +339,7 @@ class SurfaceRunner:
                     metrics={
                         name: (value,) for name, value in measure(run, self.surface.goal).items()
                     },
-                    effective=self.surface.effective[point],
+                    effective=self.surface.effective.get(point),
                     requests_per_repeat=len(run.records),
                     canary_answers=CANARY if canary else None,
                     wall_s=wall_s,
@@ -339,24 +349,27 @@ class SurfaceRunner:
                 )
                 return found, (run,)
         while len(outcomes) < trial.repeats:
-            outcomes.append(self.surface.measured(point, self.random, self.now_s))
+            outcomes.append(self._measured(point))
         wall_s = sum(outcome.wall_s for outcome in outcomes)
         self.now_s += wall_s
         if (failure := outcomes[0].failure) is not None:
-            message = self.surface.truth.points[point].message
-            failed = Failure(failure=failure, message=message)
+            failed = Failure(failure=failure, message=outcomes[0].message)
             return Measurement(status=Status.FAILED, failure=failed, wall_s=wall_s), ()
         names = outcomes[0].figures
         found = Measurement(
             status=Status.OK,
             metrics={name: tuple(one.figures[name] for one in outcomes) for name in names},
-            effective=self.surface.effective[point],
+            effective=self.surface.effective.get(point),
             requests_per_repeat=len(requests),
             canary_answers=CANARY if canary else None,
             wall_s=wall_s,
             load_s=sum(one.run.duration_s for one in outcomes if one.run is not None),
         )
         return found, tuple(one.run for one in outcomes if one.run is not None)
+
+    def _measured(self, point: Point) -> Outcome:
+        random = self.random if self.noise is None else self.noise(point)
+        return self.surface.measured(point, random, self.now_s)
 
 
 def watched(run: LoadRun, watch: Watch) -> LoadRun:

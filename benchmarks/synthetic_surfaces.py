@@ -22,7 +22,7 @@ from surface_spec import MIB, Axis, Point
 from kvtune.autotune.explore.prior import Foretell, Foretold
 from kvtune.policies.base import Context
 from kvtune.profilers.goal import parse_goal
-from kvtune.types import FailureClass, Goal
+from kvtune.types import EffectiveConfig, FailureClass, Goal
 
 BLOCKS = Axis("block-size", (32, 64, 128, 256), 128)
 SEQS = Axis("max-num-seqs", (2, 3, 4, 6, 8, 12, 16, 128), 128)
@@ -77,6 +77,7 @@ class FormulaSurface:
     axes: tuple[Axis, ...] = field(init=False)
     context: Context = field(init=False)
     points: Sequence[Point] = field(init=False)
+    effective: Mapping[Point, EffectiveConfig] = field(init=False, default_factory=dict)
     _told: dict[Point, float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,7 +92,8 @@ class FormulaSurface:
         """The formula with noise: a slower run is slower in everything."""
         at = self._places(point)
         if self.formula.crashes(at):
-            return Outcome({}, 2 * ASIDE_S, FailureClass.CRASH_UNDER_LOAD)
+            died = FailureClass.CRASH_UNDER_LOAD
+            return Outcome({}, 2 * ASIDE_S, died, message="the formula says so")
         slow = random.gauss(0, NOISE)
         figures = self._figures(at, slow, random)
         return Outcome(figures, ASIDE_S + REQUESTS / figures["requests_per_s"])

@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import JsonValue
 
 from kvtune.autotune.decide import mean_metrics
-from kvtune.autotune.explore.asking import Asking, TooLate
+from kvtune.autotune.explore.asking import LIMIT_S, Asking, TooLate
 from kvtune.autotune.explore.base import NOT_OF_THE_POINT, Observation, Pick, Proposer
 from kvtune.autotune.explore.kin import Kin
 from kvtune.autotune.gates import Gates
@@ -26,13 +26,20 @@ T = TypeVar("T")
 class Advice:
     """Tells a proposer what a search measured, and asks it; says nothing where there is none.
 
-    What failed at `kin` is told too, but for what says nothing of the arguments.
+    What failed at `kin` is told too, but for what says nothing of the arguments. An answer may take
+    `limit_s`.
     """
 
     def __init__(
-        self, proposer: Proposer | None, so_far: SoFar, context: Context, kin: Iterable[Kin]
+        self,
+        proposer: Proposer | None,
+        so_far: SoFar,
+        context: Context,
+        kin: Iterable[Kin],
+        *,
+        limit_s: float = LIMIT_S,
     ) -> None:
-        self._asking = None if proposer is None else Asking(proposer)
+        self._asking = None if proposer is None else Asking(proposer, limit_s=limit_s)
         self._so_far, self._context = so_far, context
         self._kin = [
             one for each in kin for one in each.failed if one.failure not in NOT_OF_THE_POINT

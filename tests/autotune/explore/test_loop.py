@@ -7,7 +7,7 @@ import optuna
 import pytest
 from contracts.landscape import ONLY_BLOCK_SIZE, failed
 
-from kvtune.autotune.explore.asking import Asking
+from kvtune.autotune.explore.advice import Advice
 from kvtune.autotune.explore.base import Pick
 from kvtune.autotune.explore.loop import REPEAT_SEED
 from kvtune.autotune.ledger import RUNG_REPEAT
@@ -125,7 +125,7 @@ def test_a_failed_launch_is_told_with_its_class(search, landscape):
 
 
 def test_one_that_hangs_is_replaced_by_new_points_at_random(search, landscape, monkeypatch):
-    monkeypatch.setattr("kvtune.autotune.explore.advice.Asking", partial(Asking, limit_s=0.02))
+    monkeypatch.setattr("kvtune.autotune.explore.loop.Advice", partial(Advice, limit_s=0.02))
     proposer = Hung()
     tuning = search(proposer)
     decision = tuning.run()
