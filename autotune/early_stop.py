@@ -21,7 +21,16 @@ class EarlyStop:
     so_far: SoFar
 
     def watch(self, trial: Trial, rung: int) -> Race | None:
-        """The race of a trial on a rung; `None` if it is to run to its end.
+        """The race of a trial on a rung; `None` if it is to run to its end."""
+        best = self.rival(trial.stack.harm, rung)
+        if best is None:
+            return None
+        goal, number = self.so_far.goal, best.trial.number
+        pace = pace_of(number, self.so_far.ledger.records(number), goal)
+        return None if pace is None else Race(pace, goal)
+
+    def rival(self, harm: Harm, rung: int) -> Entry | None:
+        """Beside whom a trial on a rung may turn out hopeless; `None` if it is to run to its end.
 
         That is so for the baseline, for confirmations, for the first trial of each rung that may
         change answers, and as long as nothing meets the goal: which trial is closest to it only
@@ -34,14 +43,9 @@ class EarlyStop:
             for entry in self.so_far.points
         ):
             return None
-        best = self._best(trial.stack.harm)
-        if best is None:
-            return None
-        goal, number = self.so_far.goal, best.trial.number
-        pace = pace_of(number, self.so_far.ledger.records(number), goal)
-        return None if pace is None else Race(pace, goal)
+        return self.best(harm)
 
-    def _best(self, harm: Harm) -> Entry | None:
+    def best(self, harm: Harm) -> Entry | None:
         """The best that meets the goal and may be shipped, among those that harm no more.
 
         What harms more may turn out to harm too much, and a trial must not be lost to that.

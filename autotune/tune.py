@@ -17,6 +17,7 @@ from kvtune.autotune.baseline import (
     measure_baseline,
     without_value,
 )
+from kvtune.autotune.climb import Climbs
 from kvtune.autotune.conclude import conclude
 from kvtune.autotune.confirm import confirm, confirmed_before
 from kvtune.autotune.early_stop import EarlyStop, finish_cut
@@ -80,8 +81,13 @@ class Tuning:
     known: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
+        is_fixed = not self.bench.plan.at_boundary
         self.ledger = Ledger(
-            self.store, self.study, self.bench, remeasure=self.rules.remeasure, run=self.runner
+            self.store,
+            self.study,
+            self.bench,
+            remeasure=self.rules.remeasure,
+            run=self.runner if is_fixed else Climbs(lambda: self.so_far, self.rules.early_stop),
         )
         self.tuning_set = _request_set(self.workload.requests)
         self.heldout_set = _request_set(self.workload.heldout or self.workload.requests)
@@ -181,7 +187,7 @@ class Tuning:
         runs = self.ledger.runs(baseline.trial, self.tuning_set, canary=True)
         found = baseline.measurement
         context, profile = self.look.at_load(baseline.trial, found, runs)
-        if profile is not None:
+        if profile is not None and found.boundary is None:  # Forecasts are of one load.
             requests = self.tuning_set.requests
             self.foresight.learn(requests, runs[0], found, context, profile.step_time)
         return context

@@ -34,6 +34,7 @@ def search(
     heldout_share: search_options.HeldoutShare = 0.5,
     concurrency: options.Concurrency = None,
     time_scale: options.TimeScale = 1.0,
+    load_at: search_options.LoadAt = "fixed",
     natural_stop: options.NaturalStop = False,
     output_tokens: options.OutputTokens = 128,
     repeats: search_options.Repeats = 1,
@@ -126,6 +127,7 @@ def search(
         request_timeout_s=request_timeout,
         stall_timeout_s=stall_timeout,
     )
+    plan = search_options.load_at(load_at, plan, requests, wanted)
     time_s = options.parse_duration(budget_time) if budget_time else None
     device = detect_device()
     reporter = search_reporter(plain=plain or json, price_per_hour=price_per_hour)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from kvtune import types
     from kvtune.autotune.cli.options import Arguments
     from kvtune.autotune.limits import QualityRules, Sampler
+    from kvtune.profilers.measure import LoadPlan
 
 Model = Annotated[str, typer.Option("--model", help="Checkpoint directory or hub id to serve.")]
 Workload = Annotated[
@@ -125,6 +126,52 @@ SamplerName = Annotated[
         "(Optuna's), or auto: the model, but for large spaces of which nothing can be simulated.",
     ),
 ]
+
+LoadAt = Annotated[
+    str,
+    typer.Option(
+        "--load-at",
+        help="fixed: all trials are measured at the load that --concurrency or the workload's "
+        "times give. boundary: each at the highest load at which it meets the goal, found on its "
+        "running server, beginning there.",
+    ),
+]
+
+
+def load_at(text: str, plan: LoadPlan, workload: types.Workload, goal: types.Goal) -> LoadPlan:
+    """The plan with the load that is asked for.
+
+    Raises:
+        BadInput: there is no such load, or no highest one to be found.
+    """
+    from dataclasses import replace
+
+    from kvtune.autotune.boundary import check_boundary
+    from kvtune.errors import BadInput
+
+    if text not in ("fixed", "boundary"):
+        raise BadInput(f"--load-at {text!r} is not known", fix="use fixed or boundary")
+    if text == "fixed":
+        return plan
+    for requests in filter(None, (workload.requests, workload.heldout)):
+        check_boundary(plan, requests, goal)
+    return replace(plan, at_boundary=True)
+
+
+def read_harm(text: str) -> types.Harm:
+    """The most harm that may be tried.
+
+    Raises:
+        BadInput: there is no harm of that name.
+    """
+    from kvtune.errors import BadInput
+    from kvtune.types import Harm
+
+    try:
+        return Harm(text)
+    except ValueError:
+        fix = f"use {', '.join(Harm)}"
+        raise BadInput(f"--max-harm {text!r} is not known", fix=fix) from None
 
 
 def read_sampler(text: str) -> Sampler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from kvtune.store.database import Store
     from kvtune.store.rows import StudyRow, TrialRow
-    from kvtune.types import OutputHealth
+    from kvtune.types import Boundary, OutputHealth
 
 EPILOG = "Examples:\n\n- kvtune show\n\n- kvtune show my-study\n\n- kvtune show my-study/3 --json"
 
@@ -73,6 +74,8 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
     unit = "req/s" if objective.startswith("goodput") else "tokens/s"
     figures = {objective: f"{study.goal.objective}\n{unit}"}
     figures |= {"ttft_p95_s": "p95 TTFT\ns", "itl_p95_s": "p95 ITL\ns"}
+    if study.settings.get("load_at") == "boundary":
+        figures["boundary_load"] = "highest\nload"
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("trial", "settings", "status"):
         table.add_column(column, overflow="fold")
@@ -101,8 +104,9 @@ def _show_trial(history: Store, trial: TrialRow, *, json: bool) -> None:
 
     from kvtune.autotune.cli.console import print_json, stdout
     from kvtune.autotune.cli.quality_table import print_trials
+    from kvtune.autotune.ledger import RUNG_CONFIRM
     from kvtune.autotune.strict_json import strict_json
-    from kvtune.autotune.words import amount
+    from kvtune.autotune.words import amount, boundary_text
     from kvtune.policies.stack import describe
 
     reports = history.quality_reports(trial.study, trial.number)
@@ -135,6 +139,9 @@ def _show_trial(history: Store, trial: TrialRow, *, json: bool) -> None:
             stdout.print(failure.log_excerpt, markup=False, soft_wrap=True)
     if measurement.cut:
         stdout.print(f"[yellow]{escape(measurement.cut)}[/yellow]; until then:", soft_wrap=True)
+    if measurement.boundary is not None:
+        stdout.print(f"  {escape(boundary_text(measurement))}", soft_wrap=True)
+        _print_loads(measurement.boundary)
     for key, values in sorted(measurement.metrics.items()):
         stdout.print(f"  {key}: {', '.join(amount(value) for value in values)}")
     if measurement.outputs is not None:
@@ -162,6 +169,22 @@ def _print_setting(name: str, value: JsonValue, because: str) -> None:
 
     said = f"  {name}: {escape(str(value))}  [dim]{escape(because)}[/dim]"
     stdout.print(said, soft_wrap=True)
+
+
+def _print_loads(boundary: Boundary) -> None:
+    """Show what came of each load that was tried."""
+    from rich.markup import escape
+
+    from kvtune.autotune.cli.console import stdout
+    from kvtune.autotune.words import load_text
+
+    for level in sorted(boundary.levels, key=lambda one: one.load):
+        said = "requests timed out"
+        if level.violation is not None:
+            said = f"{math.exp(level.violation):.0%} of the limit, {level.worst}"
+        held = "holds" if level.held else "fails"
+        load = load_text(level.load, boundary.unit)
+        stdout.print(f"    [dim]{held} {load}: {escape(said)}[/dim]", soft_wrap=True)
 
 
 def _print_outputs(outputs: OutputHealth) -> None:
