@@ -159,7 +159,7 @@ def _sum(peer: str, told: Sequence[tuple[tuple[list[float], list[float]], str]])
         if ratio is None
         else ratio_text(ratio)
     )
-    return f"kvtune / {peer} over {len(told)} searches: {beside}; {counted}."
+    return f"kvtune / {peer}, all rounds together ({len(told)}): {beside}; {counted}."
 
 
 def _both(

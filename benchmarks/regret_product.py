@@ -128,7 +128,7 @@ def replay_product(surface: Surface, judge: Judge, seed: int, trials: int) -> Re
     with ExitStack() as stack:
         memory = str(MEMORY) if MEMORY.is_dir() else None
         directory = Path(stack.enter_context(TemporaryDirectory(dir=memory)))
-        exploration = _exploration(surface, noting, runner, directory, seed, trials, stack)
+        exploration = exploration_on(surface, noting, runner, directory, seed, trials, stack)
         exploration.run()
         # What came of the last trial is told before the next question.
         exploration.advice.stop(exploration.rungs[-1].space)
@@ -154,7 +154,7 @@ def replay_product(surface: Surface, judge: Judge, seed: int, trials: int) -> Re
     )
 
 
-def _exploration(
+def exploration_on(
     surface: Surface,
     proposer: Noting,
     runner: SurfaceRunner,
