@@ -12,7 +12,7 @@ from kvtune.autotune.limits import Budget
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.rounds import looks, usual
 from kvtune.autotune.standing import finalists
-from kvtune.types import Goal, Status
+from kvtune.types import Goal, Measurement, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ def finals(
     budget: Budget,
     quality: TrialQuality | None,
     left_s: float,
+    first: Sequence[int] = (),
 ) -> Finals:
     """The best trials, without those whose answers nobody would have the time to ask for.
 
-    As long as there is too little time for all, whoever takes longest to ask gives up the place to
+    Those with numbers of `first` come before others. As long as there is too little time for all, whoever takes longest to ask gives up the place to
     the next best.
     """
     left_out: list[Entry] = []
     longest_s = 0.0
     while True:
-        chosen = finalists(
-            goal, [one for one in points if one not in left_out], gates, budget.finalists
-        )
+        able = [one for one in points if one not in left_out]
+        chosen = finalists(goal, able, gates, budget.finalists, first)
         asking_s = 0.0 if quality is None else quality.expected_s(chosen)
         if quality is None or not asking_s or asking_s + confirmation_s(points, budget) <= left_s:
             return Finals(chosen, left_out, longest_s)
@@ -55,14 +55,25 @@ def finals(
 
 
 def trial_s(points: Sequence[Entry]) -> float:
-    """What a whole trial took so far as the median, without questions of quality; 0 without any."""
+    """What a whole trial took so far as the median, without questions of quality; 0 without any.
+
+    It is one on a server of its own, as all are in the confirmation.
+    """
     found = [entry.measurement for entry in points]
+    starts = [one.start_s for one in found if one.start_s is not None and not _is_live(one)]
+    start_s = median(starts) if starts else 0.0
     walls = [
-        one.wall_s - one.asked_s
+        one.wall_s - one.asked_s + (start_s - (one.start_s or 0.0) if _is_live(one) else 0.0)
         for one in found
         if one.wall_s is not None and one.status is not Status.CUT
     ]
     return median(walls) if walls else 0.0
+
+
+def _is_live(measurement: Measurement) -> bool:
+    """Whether a running server was changed for it, and none started."""
+    effective = measurement.effective
+    return effective is not None and effective.start_kind == "live"
 
 
 def needed_s(

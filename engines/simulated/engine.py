@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,7 +35,7 @@ class SimulatedEngine(Engine):
 
     def __init__(self, arguments: Mapping[str, JsonValue] | None = None) -> None:
         self._arguments = dict(arguments or {})
-        self._starter = VllmEngine(command=_COMMAND)
+        self._starter = VllmEngine(command=_COMMAND, defaults=self._arguments)
 
     def describe(self) -> EngineInfo:
         """Return kvtune's own version: the engine is part of it."""
@@ -77,8 +76,5 @@ class SimulatedEngine(Engine):
             BadInput: the arguments hold what kvtune sets itself.
         """
         return self._starter.launch(
-            replace(spec, arguments={**self._arguments, **spec.arguments}),
-            log_path=log_path,
-            start_timeout_s=start_timeout_s,
-            on_log=on_log,
+            spec, log_path=log_path, start_timeout_s=start_timeout_s, on_log=on_log
         )

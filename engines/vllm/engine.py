@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -65,6 +66,8 @@ class VllmEngine(Engine):
     faster. That is done on the CPU platform only: a process that has touched CUDA cannot be
     forked. Where it is not possible or goes wrong, servers are started cold, with a warning in
     `RunningServer.warnings`; `EffectiveConfig.start_kind` says which it was.
+
+    `defaults` are arguments of every server, under those that it is given.
     """
 
     name: ClassVar[str] = "vllm"
@@ -74,10 +77,12 @@ class VllmEngine(Engine):
         python: str | None = None,
         command: str | None = None,
         start: StartKind = "warm",
+        defaults: Mapping[str, JsonValue] | None = None,
     ) -> None:
         self._python = python
         self._command = read_command(command) if command is not None else None
         self._start_kind = start
+        self._defaults = dict(defaults or {})
         self._installation: Installation | None = None
         self._info: EngineInfo | None = None
         self._options: OptionCheck | None = None
@@ -218,6 +223,8 @@ class VllmEngine(Engine):
         start_timeout_s: float,
         on_log: Callable[[str], None] | None,
     ) -> VllmServer:
+        given = spec.arguments
+        spec = replace(spec, arguments={**self._defaults, **given})
         model = expand_model(spec.model) if self._command is None else spec.model
         platform = self.describe().platform
         refuse_overrides(spec.arguments, spec.environment, platform=platform)
@@ -271,7 +278,7 @@ class VllmEngine(Engine):
             log=log,
             health=HealthWatch(spec.host, port),
             address=(spec.host, port),
-            arguments=spec.arguments,
+            arguments=given,
         )
 
     def _cold_command(self, argv: list[str], spec: ServerSpec, port: int) -> list[str]:

@@ -83,7 +83,10 @@ class HealthWatch:
 
 
 class VllmServer(RunningServer):
-    """A vLLM server that kvtune started and owns."""
+    """A vLLM server that kvtune started and owns.
+
+    `arguments` are those that it was asked to run with, `address` the host and port it listens on.
+    """
 
     def __init__(
         self,

@@ -9,7 +9,16 @@ import pytest
 from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import Budget
 from kvtune.autotune.spending import finals, needed_s, trial_s
-from kvtune.types import Choice, Goal, Harm, Measurement, PolicyStack, Status, Trial
+from kvtune.types import (
+    Choice,
+    EffectiveConfig,
+    Goal,
+    Harm,
+    Measurement,
+    PolicyStack,
+    Status,
+    Trial,
+)
 
 
 def entry(number, wall_s, asked_s=0.0, *, harm=Harm.LOSSLESS, goodput=1.0):
@@ -51,6 +60,19 @@ def test_what_was_given_up_early_does_not_say_what_a_whole_trial_takes():
     cut = entry(3, 1.0)
     seen = cut.measurement.model_copy(update={"status": Status.CUT, "share": 0.3})
     assert trial_s([*POINTS, replace(cut, measurement=seen)]) == 12.0
+
+
+def test_a_trial_that_started_no_server_counts_as_if_it_had():
+    started, changed = entry(0, 20.0), entry(1, 11.0)
+    took = [started.measurement.model_copy(update={"start_s": 10.0})]
+    live = {"start_s": 0.5, "effective": EffectiveConfig(start_kind="live")}
+    took.append(changed.measurement.model_copy(update=live))
+    points = [
+        replace(one, measurement=measured)
+        for one, measured in zip((started, changed), took, strict=True)
+    ]
+    # 11 s with half a second to change a server are 20.5 s with ten to start one.
+    assert trial_s(points) == (20.0 + 20.5) / 2
 
 
 def test_a_trial_more_means_the_confirmation_afterwards():

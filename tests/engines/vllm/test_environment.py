@@ -11,6 +11,7 @@ from kvtune.engines.vllm.environment import (
     measured_environment,
     refuse_overrides,
 )
+from kvtune.engines.vllm.plugin import SWITCH
 from kvtune.errors import BadInput, EngineError
 from kvtune.types import FailureClass
 
@@ -64,13 +65,14 @@ def test_the_platform_decides_whether_servers_can_be_forked(
     module = "vllm.entrypoints.launchers.api_server.entry"
     python.write_text(
         f'#!/bin/sh\nprintf \'%s\' \'{{"distribution": "{distribution}", "version": "0.33.1", '
-        f'"torch": "{torch}", "module": "{module}"}}\'\n'
+        f'"torch": "{torch}", "module": "{module}", "plugin": true}}\'\n'
     )
     python.chmod(0o755)
     found = find_installation(str(python))
     assert found.info.platform == platform
     assert found.can_start_warm is warm
     assert not found.info.tested
+    assert not found.can_change, "the insides of another version are not known"
 
 
 def test_only_versions_kvtune_was_tested_with_count_as_tested():
@@ -103,8 +105,9 @@ def test_only_a_measured_server_gets_the_development_addresses_and_no_key(monkey
     monkeypatch.setenv("VLLM_API_KEY", "s3cret")
     measured = added_environment({}, platform="cpu", model="org/model", measured=True)
     assert (measured["VLLM_SERVER_DEV_MODE"], measured["VLLM_API_KEY"]) == ("1", "")
+    assert measured[SWITCH] == "1"
     production = added_environment({}, platform="cpu", model="org/model", measured=False)
-    assert not {"VLLM_SERVER_DEV_MODE", "VLLM_API_KEY"} & set(production)
+    assert not {"VLLM_SERVER_DEV_MODE", "VLLM_API_KEY", SWITCH} & set(production)
 
 
 def test_what_shapes_a_measurement_is_collected_without_secrets():
