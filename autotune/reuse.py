@@ -133,8 +133,10 @@ class ServerPool(Engine):
                 server.stop()
                 raise
             start_s += time.monotonic() - began_s
-        else:
-            self._learn_stock(spec.arguments, server)
+            leased = Lease(self, server, spec, start_s=start_s)
+            leased.effective = server.effective.model_copy(update={"start_kind": "narrowed"})
+            return leased
+        self._learn_stock(spec.arguments, server)
         return Lease(self, server, spec, start_s=start_s)
 
     def _cold(self, spec: ServerSpec) -> ServerSpec:

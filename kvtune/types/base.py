@@ -247,8 +247,8 @@ class EffectiveConfig(Stored):
     """What the engine really runs with, read back from it; `None` where it does not say.
 
     `differs` names what the engines behind one address do not have in common: of the sizes of their
-    caches the smallest counts, other settings are unknown. A `start_kind` of "live" was not started
-    but changed while it ran.
+    caches the smallest counts, other settings are unknown. What was not started but changed while
+    it ran has a `start_kind` of "live", what was started wider and then changed is "narrowed".
     """
 
     kv_cache_size_tokens: int | None = None
@@ -270,7 +270,7 @@ class EffectiveConfig(Stored):
     attention_backend: str | None = None
     enforce_eager: bool | None = None
     engine_version: str | None = None
-    start_kind: Literal["cold", "warm", "attached", "live"] | None = None
+    start_kind: Literal["cold", "warm", "attached", "live", "narrowed"] | None = None
     source: tuple[str, ...] = ()
     differs: tuple[str, ...] | None = None
 
