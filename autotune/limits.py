@@ -22,6 +22,16 @@ class Sampler(StrEnum):
     TPE = "tpe"
 
 
+class Also(StrEnum):
+    """What may be wanted beside the goal's own objective; less is better.
+
+    The mean KL divergence of answers from stock ones, and the bytes of the KV pool.
+    """
+
+    QUALITY = "quality"
+    MEMORY = "memory"
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """How much may be spent. `trials` counts the baseline and not the confirmation,
@@ -78,7 +88,8 @@ class Rules:
     """What may be tried: the worst harm, and whether harm waits until it is needed.
 
     Without `quality`, only the long-prompt canary looks at answers. Without `early_stop`, a trial
-    that turns out hopeless is measured to its end.
+    that turns out hopeless is measured to its end; so it is with `also`: what is hopeless by the
+    goal's own objective may be the best by another one.
     """
 
     max_harm: Harm = Harm.NEAR_LOSSLESS
@@ -88,3 +99,9 @@ class Rules:
     quality: QualityRules | None = None
     early_stop: bool = True
     sampler: Sampler = Sampler.AUTO
+    also: tuple[Also, ...] = ()
+
+    @property
+    def may_cut(self) -> bool:
+        """Whether a trial may be given up before its end."""
+        return self.early_stop and not self.also

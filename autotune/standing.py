@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvtune.autotune.decide import meets_goal, objective_values
+from kvtune.autotune.decide import meets_goal, missed_by, objective_values
 from kvtune.autotune.gates import Gates
 from kvtune.autotune.ledger import Entry
 from kvtune.profilers.quality import traffic
@@ -57,7 +57,10 @@ def meeting(goal: Goal, points: Sequence[Entry], gates: Gates) -> list[Entry]:
 
 
 def ranked(goal: Goal, points: Sequence[Entry], gates: Gates) -> list[Entry]:
-    """Measured trials beside the baseline: that meet the goal first, then by objective."""
+    """Measured trials beside the baseline: that meet the goal, or are closest to it, first.
+
+    Of those that meet it, the ones with the best objective.
+    """
     out = rejected(points, gates)
     measured = [
         entry
@@ -67,20 +70,24 @@ def ranked(goal: Goal, points: Sequence[Entry], gates: Gates) -> list[Entry]:
         and objective_values(goal, entry.measurement)
     ]
 
-    def rank(entry: Entry) -> tuple[bool, float]:
+    def rank(entry: Entry) -> tuple[float, float]:
         values = objective_values(goal, entry.measurement)
-        return meets_goal(goal, entry.measurement), sum(values) / len(values)
+        return -missed_by(goal, entry.measurement), sum(values) / len(values)
 
     return sorted(measured, key=rank, reverse=True)
 
 
-def finalists(goal: Goal, points: Sequence[Entry], gates: Gates, most: int) -> list[Entry]:
-    """The best trials, at most so many.
+def finalists(
+    goal: Goal, points: Sequence[Entry], gates: Gates, most: int, first: Sequence[int] = ()
+) -> list[Entry]:
+    """The best trials, at most so many; those with numbers of `first` come before others.
 
     Where all of them may change answers, the last place goes to the best lossless one that meets
     the goal, so that there is somebody to win if their answers turn out worse than allowed.
     """
     everyone = ranked(goal, points, gates)
+    places = {number: place for place, number in enumerate(first)}
+    everyone.sort(key=lambda entry: places.get(entry.trial.number, len(places)))
     chosen = everyone[:most]
     lossless = [
         entry

@@ -16,6 +16,7 @@ import numpy as np
 from kvtune.autotune.explore.crashes import normal_cdf
 from kvtune.autotune.explore.responses import RATE, SHARE
 from kvtune.autotune.explore.surrogate import Beliefs, Floats, Ints
+from kvtune.autotune.explore.weighing import Weighing
 
 RIVALS = 8
 """The best measured points that may turn out the best after all."""
@@ -26,19 +27,30 @@ LEAST_VARIANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Beliefs of all responses by name; those that are not `RATE` or `SHARE` must be below 0."""
+    """Beliefs of all responses by name; those that are not `RATE` or `SHARE` must be below 0.
+
+    With a `weighing` the objective is what it makes of several.
+    """
 
     beliefs: Mapping[str, Beliefs]
+    weighing: Weighing | None = None
 
     @property
     def limits(self) -> list[str]:
         """The names of the responses that are limited."""
         return [name for name in self.beliefs if name not in (RATE, SHARE)]
 
-    def objective(self, rate: Floats, odds: Floats | None) -> Floats:
-        """The objective of a log rate and the log odds of a good request."""
+    def objective(self, rate: Floats, odds: Floats | None, rows: Ints | None = None) -> Floats:
+        """The objective of a log rate and the log odds of a good request.
+
+        Args:
+            rate: (..., points), or (..., rows, any) of the points in `rows` alone.
+            odds: as `rate`.
+            rows: which points.
+        """
         value: Floats = np.exp(rate)
-        return value if odds is None else value / (1 + np.exp(-odds))
+        value = value if odds is None else value / (1 + np.exp(-odds))
+        return value if self.weighing is None else self.weighing.of(value, rows)
 
     def expected(self) -> Floats:
         """The objective times the probability that all limits hold, (points,)."""
@@ -100,7 +112,7 @@ def worth(outlook: Outlook, measured: Ints) -> Floats:
             left_theirs = one.variance[rivals, None] - linked**2 * one.variance * kept
             held_theirs = held_theirs * _holds(theirs[name], left_theirs)
     of_point = outlook.objective(own[RATE], own.get(SHARE)) * held
-    of_rivals = outlook.objective(theirs[RATE], theirs.get(SHARE)) * held_theirs
+    of_rivals = outlook.objective(theirs[RATE], theirs.get(SHARE), rivals) * held_theirs
     if not len(rivals):
         found: Floats = of_point.mean(axis=0)
         return found

@@ -7,7 +7,7 @@ never servers, so a search on recorded measurements runs the same code as one on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pydantic import JsonValue
@@ -31,6 +31,7 @@ class Observation:
     was sent before the run was cut short (1: all of it). `at_s` is when it began, on any one clock,
     and `wall_s` is what it took, the start and stop of the server included. `task` is how alike
     its workload and this one are: 1 for the study's own measurements, less for those of a kin.
+    `costs` are what it has of further objectives, as far as they are known; less is better.
     """
 
     arguments: Mapping[str, JsonValue]
@@ -40,6 +41,7 @@ class Observation:
     share: float = 1.0
     failure: FailureClass | None = None
     task: float = 1.0
+    costs: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from pydantic import JsonValue
@@ -22,9 +22,11 @@ from kvtune.autotune.explore.crashes import chance_to_run
 from kvtune.autotune.explore.prior import Foretell, Foretold, Prior
 from kvtune.autotune.explore.region import Region
 from kvtune.autotune.explore.regret import WITHIN, excess, regret_of
-from kvtune.autotune.explore.responses import RATE, SHARE, responses_of, score
+from kvtune.autotune.explore.responses import LEAST_RATE, RATE, SHARE, responses_of, score
 from kvtune.autotune.explore.stopping import why_stop
 from kvtune.autotune.explore.surrogate import Beliefs, Floats, Ints, Samples, fit
+from kvtune.autotune.explore.weighing import weighing_of
+from kvtune.autotune.limits import Also
 from kvtune.autotune.space import SearchSpace
 from kvtune.policies.base import Context
 from kvtune.profilers.metrics.base import metric_of
@@ -89,6 +91,8 @@ class ModelProposer:
         seed: of all draws. With equal observations and seeds the same is proposed.
         patience_s: how long simulations may take before an answer; what is not simulated by then
             is left for the next question.
+        also: further objectives. Each trial is then chosen by another weight of all of them, and
+            no trial is needless: every one may show another part of the front.
     """
 
     def __init__(
@@ -100,8 +104,9 @@ class ModelProposer:
         noise: Mapping[str, float] | None = None,
         seed: int = 0,
         patience_s: float = math.inf,
+        also: Sequence[Also] = (),
     ) -> None:
-        self._goal, self._requests, self._seed = goal, requests, seed
+        self._goal, self._requests, self._seed, self._also = goal, requests, seed, also
         self._patience_s = patience_s
         self._prior = Prior(foretell)
         self._noise = {**NOISE, **(noise or {})}
@@ -120,14 +125,15 @@ class ModelProposer:
         view = self._view(space, ctx)
         if not view.is_open:
             return None
-        gains = self._gains(view)
+        weighed = self._weighed(view, ctx)
+        gains = self._gains(weighed)
         seconds = self._seconds(view)
         if float(np.mean(seconds)) * trials_left > seconds_left:
             gains = gains / seconds
         if float(gains.max()) <= 0:
             # Nothing is gained anywhere: the best of what nobody tried may still surprise.
             fresh = np.array([row not in view.seen for row in range(len(gains))])
-            return self._pick(view, int((view.outlook.expected() * view.runs * fresh).argmax()))
+            return self._pick(view, int((weighed.outlook.expected() * view.runs * fresh).argmax()))
         near = [int(row) for row in np.flatnonzero(gains >= ALIKE * gains.max())]
         points = view.region.points
         return self._pick(
@@ -140,7 +146,7 @@ class ModelProposer:
         """Why the search may end before its budget; empty when it should go on."""
         view = self._view(space, ctx)
         best = self._best(view)
-        if best is None:
+        if best is None or self._also:
             return ""
         behind = excess(view.outlook, best, view.runs)
         return why_stop(
@@ -319,6 +325,17 @@ class ModelProposer:
         return [one for one in self._seen if one.failure is None and one.figures]
 
     # --- what follows from it ---
+
+    def _weighed(self, view: _View, ctx: Context) -> _View:
+        """What is believed, where there are further objectives by a weight of each."""
+        if not self._also:
+            return view
+        at, points = view.region.row_of, view.region.points
+        rows = [(row, one.costs) for one in self._good() if (row := at(one.arguments)) is not None]
+        best = float(view.outlook.expected()[view.measured].max(initial=LEAST_RATE))
+        seed = (self._seed, len(self._seen))
+        weighing = weighing_of(self._also, points, rows, ctx, most=best, seed=seed)
+        return replace(view, outlook=replace(view.outlook, weighing=weighing))
 
     def _gains(self, view: _View) -> Floats:
         """What a trial of each point adds, less what it costs if it fails."""

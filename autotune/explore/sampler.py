@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from math import prod
 
 from kvtune.autotune.explore.asking import SIMULATED_S
@@ -11,7 +12,7 @@ from kvtune.autotune.explore.prior import simulated_by
 from kvtune.autotune.explore.proposer import ModelProposer
 from kvtune.autotune.explore.responses import noise_of_responses
 from kvtune.autotune.forecast.predict import Forecaster
-from kvtune.autotune.limits import Rules, Sampler
+from kvtune.autotune.limits import Also, Rules, Sampler
 from kvtune.autotune.space import build_space
 from kvtune.policies.base import Context
 from kvtune.types import Goal
@@ -37,18 +38,24 @@ def proposer_by(
         knobs = build_space(ctx, harm=rules.max_harm).knobs
         if prod(len(options_of(entry)) for entry in knobs) > LARGE:
             return None
-    return proposer_from(forecaster, goal, seed=rules.seed, patience_s=SIMULATED_S)
+    return proposer_from(forecaster, goal, seed=rules.seed, patience_s=SIMULATED_S, also=rules.also)
 
 
 def proposer_from(
-    forecaster: Forecaster | None, goal: Goal, *, seed: int, patience_s: float = math.inf
+    forecaster: Forecaster | None,
+    goal: Goal,
+    *,
+    seed: int,
+    patience_s: float = math.inf,
+    also: Sequence[Also] = (),
 ) -> ModelProposer:
     """The model of a search whose baseline `forecaster` knows; without one nothing is told.
 
-    `patience_s` is how long simulations may take before an answer.
+    `patience_s` is how long simulations may take before an answer, `also` what is wanted beside
+    the goal's own objective.
     """
     if forecaster is None:
-        return ModelProposer(goal, seed=seed, patience_s=patience_s)
+        return ModelProposer(goal, seed=seed, patience_s=patience_s, also=also)
     return ModelProposer(
         goal,
         requests=len(forecaster.baseline.requests),
@@ -56,4 +63,5 @@ def proposer_from(
         noise=noise_of_responses(forecaster.calibration.noise, goal),
         seed=seed,
         patience_s=patience_s,
+        also=also,
     )

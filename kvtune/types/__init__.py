@@ -33,6 +33,7 @@ from kvtune.types.base import (
     fingerprint_of,
 )
 from kvtune.types.decision import Decision, Outcome, Regret, ServingConfig, Setting
+from kvtune.types.front import Front, FrontPoint
 from kvtune.types.load import (
     AnswerFault,
     Boundary,
@@ -63,6 +64,8 @@ __all__ = [
     "Failure",
     "FailureClass",
     "Forecast",
+    "Front",
+    "FrontPoint",
     "Goal",
     "GpuUse",
     "Harm",
