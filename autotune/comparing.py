@@ -2,7 +2,7 @@
 
 Rounds and configurations make a two-way layout, so that a machine which is slower for a round
 favours nobody. It is one of logarithms, as noise is mostly a share of what is measured. Where few
-requests were good, one of them more or less is a large share, and logarithms would be all noise:
+requests of many were good, one more or less is a large share, and logarithms would be all noise:
 there the values themselves are compared. Finalists are tested together by Holm's method (1979) at
 what the look may be wrong by (`rounds`). One interval a finalist says everything: better, worse, or
 by how much at most it can be better.
@@ -32,8 +32,9 @@ MATTERS = 0.02
 HOPELESS = 0.05
 """Chance of being proved by the last look below which a finalist is measured no more."""
 
-FEW = 20
-"""Good requests in a round below which rounds are compared by their values, not by logarithms."""
+COUNTED = 0.16
+"""Standard deviation of a round's value, as a share of it, by which requests happened to be good,
+above which values are compared and not logarithms: 20 of 40 have it."""
 
 
 class Value(NamedTuple):
@@ -49,7 +50,7 @@ class Value(NamedTuple):
     @property
     def is_many(self) -> bool:
         """Whether its logarithm is no noisier than what else disturbs a round."""
-        return self.value > 0 and self.good >= FEW
+        return self.value > 0 and self.counting <= (COUNTED * self.value) ** 2
 
     @property
     def counting(self) -> float:

@@ -15,6 +15,7 @@ from statistics import fmean
 
 from kvtune.autotune.comparing import MATTERS, Finding, Value, at_last, contrast_of
 from kvtune.autotune.rounds import ALPHA, looks
+from kvtune.autotune.words import duration
 from kvtune.profilers.goal import goal_met, goal_violations, slo_key, slo_text
 from kvtune.profilers.metrics.base import metric_of
 from kvtune.profilers.statistics import mean_interval
@@ -84,6 +85,17 @@ def meets_goal(goal: Goal, measurement: Measurement) -> bool:
     return measurement.status is Status.OK and all(
         met is True for met in goal_met(goal, mean_metrics(measurement)).values()
     )
+
+
+def missed_by(goal: Goal, measurement: Measurement) -> float:
+    """By what shares of them the limits are exceeded, added up: 0 where all of them hold.
+
+    Infinite where one has no value.
+    """
+    if measurement.status is not Status.OK:
+        return math.inf
+    found = goal_violations(goal, mean_metrics(measurement)).values()
+    return sum(math.inf if by is None else max(0.0, by) for by in found)
 
 
 def figures_of(goal: Goal, measurement: Measurement) -> dict[str, Interval]:
@@ -308,21 +320,18 @@ def _infeasible(
     goal: Goal, measured: Sequence[Candidate], bound_by: Callable[[int], str]
 ) -> _Choice:
     """The measured point that is closest to the goal, what it misses, and what limits it."""
-
-    def excesses(candidate: Candidate) -> dict[str, float]:
-        found = goal_violations(goal, mean_metrics(candidate.measurement))
-        return {text: math.inf if by is None else by for text, by in found.items()}
-
-    closest = min(measured, key=lambda c: sum(max(0.0, by) for by in excesses(c).values()))
+    closest = min(measured, key=lambda c: missed_by(goal, c.measurement))
     means = mean_metrics(closest.measurement)
     misses = [
-        f"{slo_text(slo)} is missed: measured {means[slo_key(slo)]:.3g} s"
+        f"{slo_text(slo)} is missed: measured {duration(means[slo_key(slo)])}"
         if slo_key(slo) in means
         else f"{slo_text(slo)} could not be measured"
         for slo in goal.slos
         if not means.get(slo_key(slo), math.inf) <= slo.limit_s
     ]
-    worst, by = max(excesses(closest).items(), key=lambda excess: excess[1])
+    found = goal_violations(goal, means).items()
+    excesses = {text: math.inf if by is None else by for text, by in found}
+    worst, by = max(excesses.items(), key=lambda excess: excess[1])
     limit = f"what limits it is {worst}"
     limit += "" if math.isinf(by) else f", which it exceeds by {by:.0%}"
     if said := bound_by(closest.number):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvtune.autotune.decide import meets_goal, objective_values
+from kvtune.autotune.decide import meets_goal, missed_by, objective_values
 from kvtune.autotune.gates import Gates
 from kvtune.autotune.ledger import Entry
 from kvtune.profilers.quality import traffic
@@ -57,7 +57,10 @@ def meeting(goal: Goal, points: Sequence[Entry], gates: Gates) -> list[Entry]:
 
 
 def ranked(goal: Goal, points: Sequence[Entry], gates: Gates) -> list[Entry]:
-    """Measured trials beside the baseline: that meet the goal first, then by objective."""
+    """Measured trials beside the baseline: that meet the goal, or are closest to it, first.
+
+    Of those that meet it, the ones with the best objective.
+    """
     out = rejected(points, gates)
     measured = [
         entry
@@ -67,9 +70,9 @@ def ranked(goal: Goal, points: Sequence[Entry], gates: Gates) -> list[Entry]:
         and objective_values(goal, entry.measurement)
     ]
 
-    def rank(entry: Entry) -> tuple[bool, float]:
+    def rank(entry: Entry) -> tuple[float, float]:
         values = objective_values(goal, entry.measurement)
-        return meets_goal(goal, entry.measurement), sum(values) / len(values)
+        return -missed_by(goal, entry.measurement), sum(values) / len(values)
 
     return sorted(measured, key=rank, reverse=True)
 

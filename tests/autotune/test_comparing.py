@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.autotune.comparing import FEW, Next, Value, contrast_of, findings, next_round
+from kvtune.autotune.comparing import Next, Value, contrast_of, findings, next_round
 from kvtune.autotune.rounds import ALPHA, level_at
 from kvtune.profilers.statistics import t_quantile
 
@@ -101,10 +101,13 @@ def test_where_few_requests_are_good_values_are_compared_and_a_clear_gain_is_see
     assert go(logs).going, "by logarithms, the same rounds prove nothing"
 
 
-@pytest.mark.parametrize(("good", "is_ratio"), [(FEW, True), (FEW - 1, False)])
-def test_one_round_with_few_good_requests_is_enough_to_compare_values(good, is_ratio):
-    many = counted((40, 40, 40), 40, (2.0, 2.1, 1.9))
-    once = counted((40, good, 40), 40, (2.0, 2.1, 1.9))
+@pytest.mark.parametrize(
+    ("good", "of", "is_ratio"),
+    [(20, 40, True), (19, 40, False), (8, 8, True), (2, 8, False), (0, 40, False)],
+)
+def test_one_round_with_few_good_requests_is_enough_to_compare_values(good, of, is_ratio):
+    many = counted((of, of, of), of, (2.0, 2.1, 1.9))
+    once = counted((of, good, of), of, (2.0, 2.1, 1.9))
     assert contrast_of({0: once, 1: many}, 1, 0)[1] is is_ratio
     assert contrast_of({0: many, 1: once}, 1, 0)[1] is is_ratio
     assert contrast_of({0: many, 1: many, 2: once}, 1, 0)[1], "whoever is compared counts"

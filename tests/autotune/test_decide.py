@@ -267,6 +267,7 @@ def test_what_limits_the_closest_point_is_the_limit_that_it_misses_by_most():
         "what limits it is p95 itl <= 100ms, which it exceeds by 200%; "
         "its run: kv-capacity, no block was free"
     )
+    assert "p95 itl <= 100ms is missed: measured 300 ms" in reasons
     assert "its run" not in decide(goal, None, [point], {}).reasons[-1]
 
 

@@ -70,6 +70,14 @@ def test_those_that_meet_the_goal_come_first_then_the_better_ones():
     assert numbers(ranked(GOAL, points, Nothing(against=(5,)))) == [3, 2, 1]
 
 
+def test_where_nothing_meets_the_goal_the_closest_to_it_come_first():
+    points = [STOCK, entry(1, measured(9.0, ttft_s=4.0)), entry(2, measured(1.0, ttft_s=1.1))]
+    unknown = measured(5.0).model_copy(update={"metrics": {"goodput_requests_per_s": (5.0,)}})
+    points += [entry(3, measured(2.0, ttft_s=1.5)), entry(4, unknown)]
+    assert numbers(ranked(GOAL, points, Nothing())) == [2, 3, 1, 4]
+    assert numbers(finalists(GOAL, points, Nothing(), 2)) == [2, 3]
+
+
 def test_the_best_are_confirmed():
     points = [STOCK, *(entry(number, measured(float(number))) for number in range(1, 6))]
     assert numbers(finalists(GOAL, points, Nothing(), 2)) == [5, 4]
