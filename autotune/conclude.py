@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from kvtune.autotune.decide import Candidate, decide, doubts
+from kvtune.autotune.prices import offers_of, price_list
 from kvtune.autotune.so_far import SoFar
 from kvtune.autotune.standing import rejected
 from kvtune.autotune.words import boundary_text
-from kvtune.types import Decision, Measurement, Outcome, Regret, Trial, Workload
+from kvtune.types import (
+    Decision,
+    Harm,
+    Measurement,
+    Outcome,
+    Price,
+    Regret,
+    Trial,
+    Workload,
+)
 
 
 def conclude(
@@ -62,7 +72,30 @@ def conclude(
         *([] if found is None else [f"by all trials of the search together, {found.says}"]),
         *doubts(workload, concurrency, is_confirmed=bool(confirmed)),
     ]
-    return decision.model_copy(update={"reasons": (*decision.reasons, *more), "regret": found})
+    update = {
+        "reasons": (*decision.reasons, *more),
+        "regret": found,
+        "prices": _prices(so_far, confirmed, decision),
+        "front": so_far.front(confirmed),
+    }
+    return decision.model_copy(update=update)
+
+
+def _prices(
+    so_far: SoFar, confirmed: Mapping[int, Measurement], decision: Decision
+) -> tuple[Price, ...]:
+    """What each step of harm buys; none where no harm was measured."""
+    points, quality = so_far.distinct, so_far.quality
+    numbers = [entry.trial.number for entry in points]
+    reports = {n: found for n in numbers if quality and (found := quality.report(n))}
+    offers = offers_of(so_far.goal, points, so_far.gates, reports, confirmed, decision.rejected)
+    if all(offer.harm is Harm.LOSSLESS for offer in offers):
+        return ()
+    decided = {}
+    if decision.recommended is not None and decision.gain_ratio is not None:
+        decided[decision.recommended] = decision.gain_ratio
+    size = "" if quality is None else str(quality.rules.size)
+    return price_list(so_far.goal, offers, confirmed, size=size, decided=decided)
 
 
 def _loads(decision: Decision, found: Mapping[int, Measurement]) -> list[str]:

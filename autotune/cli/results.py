@@ -81,6 +81,10 @@ def print_decision(decision: Decision, settings: str, *, study: str, objective: 
         stdout.print(f"{objective} is {interval(decision.gain_ratio)} times the stock one")
     for reason in decision.reasons:
         stdout.print(f"- {escape(reason)}", soft_wrap=True)
+    if decision.prices:
+        stdout.print("\nPrice of harm, the best of each rung beside the best below it:")
+    for price in decision.prices:
+        stdout.print(f"- {escape(price.says)}", soft_wrap=True)
 
 
 def print_rejected(decision: Decision) -> None:

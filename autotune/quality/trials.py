@@ -241,9 +241,13 @@ class TrialQuality:
 
     def verdict(self, number: int) -> str | None:
         """The last that is known of a trial's answers, in one line; `None` if nothing is."""
-        screen, final = self._reports_of(number)
-        report = final or screen
+        report = self.report(number)
         return None if report is None else words.summary(report)
+
+    def report(self, number: int) -> QualityReport | None:
+        """The last report on a trial's answers."""
+        screen, final = self._reports_of(number)
+        return final or screen
 
     # --- the parts ---
 

@@ -103,6 +103,12 @@ def summary(report: QualityReport) -> str:
     return f"{said}: {most} items needed of {name(hardest)}, which had {hardest.items}"
 
 
+def worst(report: QualityReport) -> QualityFigure | None:
+    """The category that lost the most of what it may lose, or more; `None` where none decides."""
+    deciding = [figure for figure in report.figures if figure.decides and figure.category]
+    return max(deciding, key=_share_of_limit, default=None)
+
+
 def telling(figures: Sequence[QualityFigure]) -> list[QualityFigure]:
     """The figures that a reader wants to see: what failed or decides, and what a suite is for.
 

@@ -70,10 +70,6 @@ class Confirmed:
     mean: Interval
     ratio: Interval | None
 
-    def beside(self, other: Confirmed) -> Interval | None:
-        """The ratio to another one's objective, over the rounds that both have."""
-        return _ratio(self.rounds, other.rounds)
-
 
 def confirmations(view: StudyView) -> list[Confirmed]:
     """What the confirmation says of each that was in it, stock first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvtune.autotune.prices import buys_text, cost_texts
 from kvtune.autotune.report.page import (
     Block,
     Column,
@@ -17,10 +18,11 @@ from kvtune.autotune.report.page import (
 )
 from kvtune.autotune.report.study_figures import margins_figure, progress_figures
 from kvtune.autotune.report.study_findings import margins, progress
-from kvtune.autotune.report.study_prices import Price, failures, prices
+from kvtune.autotune.report.study_prices import failures, prices
 from kvtune.autotune.report.study_trail import Step, trail
 from kvtune.autotune.report.study_view import Standing, StudyView, name_of
-from kvtune.autotune.words import amount, digits, interval
+from kvtune.autotune.words import amount, digits
+from kvtune.types import Price
 
 STANDING_TONE: Mapping[Standing, Tone] = {
     Standing.MET: "",
@@ -177,7 +179,7 @@ def prices_blocks(view: StudyView) -> tuple[Block, ...]:
         Column("costs", is_prose=True),
         Column("standing"),
     )
-    rows = tuple(Row(_price_cells(price), STANDING_TONE[price.standing]) for price in found)
+    rows = tuple(_price_row(view, price) for price in found)
     if len(found) == 1:
         note = "Only one rung was measured, so no step has a price."
     else:
@@ -188,19 +190,16 @@ def prices_blocks(view: StudyView) -> tuple[Block, ...]:
     return (note, Table("What each further step of harm bought", columns, rows))
 
 
-def _price_cells(price: Price) -> tuple[str, ...]:
-    buys = "-"
-    if price.over is not None:
-        over = name_of(price.over)
-        buys = f"no ratio: {over} has 0"
-        if price.gain is not None:
-            buys = f"{interval(price.gain)} times {over}"
-    return (
+def _price_row(view: StudyView, price: Price) -> Row:
+    point = view.point(price.trial)
+    standing = Standing.PLANNED if point is None else point.standing
+    cells = (
         price.rung,
         str(price.trial),
         price.settings,
         digits(price.value),
-        buys,
-        "; ".join(price.costs) or "-",
-        price.standing.value,
+        buys_text(price) or "-",
+        "; ".join(cost_texts(price)) or "-",
+        standing.value,
     )
+    return Row(cells, STANDING_TONE.get(standing, "muted"))

@@ -32,7 +32,7 @@ from kvtune.types.base import (
     WorkloadFingerprint,
     fingerprint_of,
 )
-from kvtune.types.decision import Decision, Outcome, Regret, ServingConfig, Setting
+from kvtune.types.decision import Decision, Outcome, Price, Regret, ServingConfig, Setting
 from kvtune.types.front import Front, FrontPoint
 from kvtune.types.load import (
     AnswerFault,
@@ -78,6 +78,7 @@ __all__ = [
     "Outcome",
     "OutputHealth",
     "PolicyStack",
+    "Price",
     "Profile",
     "QualityFigure",
     "QualityPoint",

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from kvtune.types.base import Device, EngineInfo, Goal, Interval, Stored
+from kvtune.types.base import Device, EngineInfo, Goal, Harm, Interval, Stored
 
 
 class Outcome(StrEnum):
@@ -34,6 +34,28 @@ class Regret(Stored):
     says: str
 
 
+class Price(Stored):
+    """What one rung of harm buys over the best below it, and what that costs in answers.
+
+    `rung` is L0 (stock defaults), L1, L2 or L3, `trial` its best measured one, and `value` its
+    objective in the search. `gain` is the ratio to trial `over`: without bounds where the two were
+    measured apart, `None` where that has 0. `costs` maps figures ("fidelity/all kl") to the change
+    from stock's answers. `proof` is empty where answers are computed as before, else it says
+    whether limits on answers were shown to hold.
+    """
+
+    rung: str
+    harm: Harm
+    trial: int
+    settings: str
+    value: float
+    over: int | None = None
+    gain: Interval | None = None
+    costs: dict[str, Interval] = Field(default_factory=dict)
+    proof: str = ""
+    says: str = ""
+
+
 class Decision(Stored):
     """Which trial to ship and why; `recommended` is also set when there is no clear winner."""
 
@@ -47,6 +69,7 @@ class Decision(Stored):
     reasons: tuple[str, ...] = ()
     rejected: dict[int, str] = Field(default_factory=dict)
     regret: Regret | None = None
+    prices: tuple[Price, ...] = ()
 
 
 class Setting(Stored):

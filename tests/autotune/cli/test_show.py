@@ -9,8 +9,12 @@ from contracts.store_values import a_quality_report, a_study, a_trial, measure, 
 from kvtune.store.database import open_store
 from kvtune.store.rows import QualityReportRow, StudyRow, TrialRow
 from kvtune.types import (
+    Boundary,
     Decision,
+    Harm,
+    LoadLevel,
     NegativeSample,
+    Price,
     Status,
 )
 
@@ -89,6 +93,19 @@ def test_what_the_suites_found_is_shown_with_the_study_and_the_trial(kvtune):
     assert short == report.model_copy(update={"samples": ()})
 
 
+def test_a_study_shows_what_each_step_of_harm_bought(kvtune):
+    said = "L2, trial 1 (kv-cache-dtype fp8): goodput +18% over stock, for [not proven]"
+    price = Price(
+        rung="L2", harm=Harm.NEAR_LOSSLESS, trial=1, settings="fp8", value=2.0, over=0, says=said
+    )
+    with open_store() as history:
+        study = a_study(history)
+        measure(history, study, a_trial(), ok())
+        decision = Decision(outcome="keep-baseline", recommended=0, baseline=0, prices=(price,))
+        history.save_decision(study, decision)
+    assert f"- {said}" in kvtune("show", study.name).out
+
+
 def strictly(text):
     def refuse(name):
         raise AssertionError(f"{name} is no JSON")
@@ -119,6 +136,36 @@ def test_a_trial_that_was_given_up_early_says_so_before_its_figures(kvtune):
         )
     shown = kvtune("show", f"{study.name}/0").out
     assert shown.index(f"{said}; until then:") < shown.index("goodput_requests_per_s")
+
+
+def test_a_trial_at_its_boundary_says_which_load_holds_and_what_came_of_each(kvtune):
+    levels = (
+        LoadLevel(load=16, violation=math.log(1.6), worst="p95 ttft <= 1s"),
+        LoadLevel(load=12, violation=math.log(0.8), worst="p95 ttft <= 1s"),
+        LoadLevel(load=37, violation=None, worst=None),
+    )
+    found = ok().model_copy(
+        update={
+            "metrics": {
+                "boundary_low": (12.0,),
+                "boundary_high": (16.0,),
+                "boundary_load": (14.2,),
+            },
+            "boundary": Boundary(unit="requests in flight", levels=levels),
+        }
+    )
+    with open_store() as history:
+        study = a_study(history)
+        measure(history, study, a_trial(), found)
+    lines = [line.strip() for line in kvtune("show", f"{study.name}/0").out.splitlines()]
+    at = lines.index(
+        "holds up to 14 requests in flight (12 to 16); what limits it is p95 ttft <= 1s"
+    )
+    assert lines[at + 1 : at + 4] == [
+        "holds 12 requests in flight: 80% of the limit, p95 ttft <= 1s",
+        "fails 16 requests in flight: 160% of the limit, p95 ttft <= 1s",
+        "fails 37 requests in flight: requests timed out",
+    ]
 
 
 def test_the_start_of_a_name_is_enough(after_search, kvtune):

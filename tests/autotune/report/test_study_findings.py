@@ -7,6 +7,7 @@ from contracts.studies import MIB, add, add_round, failed, measured, new_study, 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.autotune.prices import cost_texts
 from kvtune.autotune.report import study_findings
 from kvtune.autotune.report.study_findings import (
     LEAST_TRIALS,
@@ -250,9 +251,8 @@ def test_each_rung_has_a_price_beside_the_best_below_it(store):
     ]
     assert [each.gain and each.gain.estimate for each in found] == [None, 2.0, 1.25]
     assert found[2].gain.low is None, "single trials prove nothing"
-    assert found[1].costs == ("nothing: answers are computed as before",)
-    assert found[2].costs[0] == "KL +0.01 (0.008 to 0.012) nats"
-    assert found[2].costs[-1].startswith("not proved: ")
+    assert cost_texts(found[1]) == ["nothing: answers are computed as before"]
+    assert cost_texts(found[2]) == ["fidelity/all kl +0.01 (0.008 to 0.012) nats", "not proven"]
 
 
 def test_a_gain_that_was_confirmed_has_the_interval_of_its_rounds(store):
@@ -271,10 +271,10 @@ def test_a_rung_that_lost_too_much_is_no_ground_for_the_next(store):
     wrong = measured(9.0, canary_answers=("no idea",) * 3)
     view = of(store, ({}, measured(2.0)), (FP8, wrong), ({"kv-bits": 4}, measured(4.0)))
     found = prices(view)
-    assert [(each.rung, each.standing, each.over) for each in found] == [
-        ("L0", Standing.MET, None),
-        ("L2", Standing.OUT, 0),
-        ("L3", Standing.MET, 0),
+    assert [(each.rung, each.trial, each.over) for each in found] == [
+        ("L0", 0, None),
+        ("L2", 1, 0),
+        ("L3", 2, 0),
     ]
 
 
