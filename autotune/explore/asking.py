@@ -14,8 +14,9 @@ LIMIT_S = 10.0
 """How long an answer may take. With a server that starts in seconds, a search should not wait as
 long for what to start next."""
 
-SIMULATED_S = 6.0
-"""How much of that may go into simulations: what is believed is worked out after them."""
+SIMULATED_S = 4.0
+"""How much of that may go into simulations: some forty points, and as many more each time it is
+asked. The rest is for what comes before and after them on a slow machine."""
 
 T = TypeVar("T")
 Task = tuple["Future[Any]", Callable[[Proposer], Any]]

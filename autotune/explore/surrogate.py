@@ -1,7 +1,8 @@
 """What is believed of a response at every point, from a few noisy measurements and a prior mean.
 
 A Gaussian process on how far measurements are from the prior: a sum of one effect for each knob,
-plus one joint effect, over the places of values in their ranges. The prior itself counts by a
+plus one joint effect, over the places of values in their ranges, plus what is special to a point
+and says nothing of its neighbours (simulations err like that). The prior itself counts by a
 factor that is learnt. Scales, smoothness, noise and drift are not fitted but averaged over a grid,
 each cell weighed by how well it explains the measurements (a fit has too little to go by in the
 first ten trials). Whole functions are drawn by Matheron's rule (Wilson et al., 2021,
@@ -30,8 +31,15 @@ JOINT = (0.05, 0.3, 0.7)
 SIZES = (0.05, 0.1, 0.2, 0.5, 1.2)
 """How far points are from the prior, in natural logs for a response of `scale` 1."""
 
+OWNS = (0.0, 0.08, 0.2)
+"""How far a point is from what all others say of it, in natural logs."""
+
 NOISES = (0.8, 1.6, 3.2)
 """How many times noisier measurements are than was thought."""
+
+LOUDER = 0.5
+"""Spread of that factor, in natural logs: what is noise and what is special to a point is told
+apart by repeats alone, so what is known of the noise before counts."""
 
 DRIFTS = (0.01, 0.1)
 """How far the machine's speed wanders, in natural logs."""
@@ -94,11 +102,12 @@ class Beliefs:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """Cells of the grid, each field (cells,): place of the length, share, size, noise, drift."""
+    """Cells of the grid, each field (cells,): place of the length, share, sizes, noise, drift."""
 
     length: Ints
     joint: Floats
     size: Floats
+    own: Floats
     louder: Floats
     drift: Floats
 
@@ -108,6 +117,7 @@ class _Cells:
             self.length[kept],
             self.joint[kept],
             self.size[kept],
+            self.own[kept],
             self.louder[kept],
             self.drift[kept],
         )
@@ -164,6 +174,7 @@ def fit(
     inside += _disturbed(samples, cells)
     log_weights = _log_likelihood(inside, off - middle)
     log_weights -= 0.5 * np.log(cells.size / (scale * centre)) ** 2
+    log_weights -= 0.5 * (np.log(cells.louder) / LOUDER) ** 2
     weights = np.exp(log_weights - log_weights.max())
     kept = np.flatnonzero(weights > _LEAST_WEIGHT)
     weights, cells, inside = weights[kept] / weights[kept].sum(), cells.only(kept), inside[kept]
@@ -172,7 +183,8 @@ def fit(
     across = _alike(field, cells, rows, everywhere) + _trend(prior, rows, everywhere, scale)
     gain = np.asarray(np.linalg.solve(inside, across), dtype=np.float64)
     means = base + middle + np.einsum("cnp,n->cp", gain, off - middle)
-    before = cells.size[:, None] ** 2 + (FACTOR_SPREAD * prior) ** 2 + (OFFSET * scale) ** 2
+    before = (cells.size**2 + cells.own**2)[:, None]
+    before = before + (FACTOR_SPREAD * prior) ** 2 + (OFFSET * scale) ** 2
     after = np.maximum(before - np.einsum("cnp,cnp->cp", gain, across), 0.0)
     mean = weights @ means
     linked = _alike(field, cells, watched, everywhere) + _trend(prior, watched, everywhere, scale)
@@ -214,10 +226,15 @@ def main_effects(places: Floats, mean: Floats) -> Floats:
 
 
 def _grid(scale: float) -> _Cells:
-    cells = list(product(range(len(LENGTHS)), JOINT, SIZES, NOISES, DRIFTS))
-    length, joint, size, louder, drift = zip(*cells, strict=True)
+    cells = list(product(range(len(LENGTHS)), JOINT, SIZES, OWNS, NOISES, DRIFTS))
+    length, joint, size, own, louder, drift = zip(*cells, strict=True)
     return _Cells(
-        np.array(length), np.array(joint), np.array(size) * scale, np.array(louder), np.array(drift)
+        np.array(length),
+        np.array(joint),
+        np.array(size) * scale,
+        np.array(own) * scale,
+        np.array(louder),
+        np.array(drift),
     )
 
 
@@ -225,9 +242,9 @@ def _alike(field: Field, cells: _Cells, rows: Ints, columns: Ints) -> Floats:
     """Covariance of what the prior misses, (cells, rows, columns)."""
     pick = np.ix_(np.arange(len(LENGTHS)), rows, columns)
     additive, joint = field.additive[pick][cells.length], field.joint[pick][cells.length]
-    share = cells.joint[:, None, None]
+    share, own = cells.joint[:, None, None], cells.own[:, None, None]
     found: Floats = cells.size[:, None, None] ** 2 * ((1 - share) * additive + share * joint)
-    return found
+    return found + own**2 * (rows[:, None] == columns[None, :])
 
 
 def _trend(prior: Floats, rows: Ints, columns: Ints, scale: float) -> Floats:
@@ -283,6 +300,7 @@ def _functions(
     additive = field.additive_draws[cells.length, each]
     joint = field.joint_draws[cells.length, each]
     missed = cells.size[:, None] * (np.sqrt(1 - share) * additive + np.sqrt(share) * joint)
+    missed += cells.own[:, None] * rng.standard_normal((DRAWS, len(prior)))
     factor, offset = rng.standard_normal((2, DRAWS, 1))
     found: Floats = missed + FACTOR_SPREAD * factor * prior + OFFSET * scale * offset
     return found

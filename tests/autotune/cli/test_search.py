@@ -92,10 +92,28 @@ def test_a_dry_run_knows_how_many_requests_will_be_in_flight(after_search, kvtun
     assert "the load never has more than 8 requests in flight" in said
 
 
+def test_a_boundary_is_only_looked_for_where_a_limit_can_be_missed(after_search, kvtune):
+    words = ("search", "--engine", "simulated", "--model", "org/tiny", "--dry-run")
+    words += ("--workload", after_search.workload, "--concurrency", 8, "--load-at", "boundary")
+    said = kvtune(*words, "--goal", "p95 ttft <= 2s").out
+    assert "in flight" not in said, "the load is not known yet"
+    said = kvtune(*words, code=2).err
+    assert "the highest load that keeps limits, and there are none" in said
+    assert "give a limit" in said
+
+
+def test_a_search_may_be_lossy(after_search, kvtune):
+    words = [word for word in after_search.words if word not in ("--max-harm", "lossless")]
+    said = kvtune(*words, "--max-harm", "lossy", "--dry-run").out
+    assert "kv_cache_dtype: auto, fp8, fp8_e5m2" in said
+
+
 BAD = {
     "a goal that is none": (["--goal", "banana"], "'banana' is not a limit"),
     "a time without a unit": (["--budget-time", "5"], "'5' is not a time"),
     "a harm that is none": (["--max-harm", "some"], "--max-harm 'some' is not known"),
+    "a load that is none": (["--load-at", "x"], "--load-at 'x' is not known"),
+    "a sampler that is none": (["--sampler", "x"], "--sampler 'x' is not known"),
     "a workload that is not there": (["--workload", "nope.jsonl"], "there is no file nope.jsonl"),
     "a format that is none": (["--workload-format", "x"], "there is no trace format 'x'"),
     "an engine that is none": (["--engine", "x"], "there is no engine 'x'"),

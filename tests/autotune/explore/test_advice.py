@@ -22,6 +22,8 @@ class Gates:
 class SoFar:
     """Trials of a search without an end."""
 
+    also = ()
+
     def __init__(self, *entries):
         self.tried, self.gates, self.budget = list(entries), Gates(), Budget(trials=9)
 

@@ -132,7 +132,8 @@ def told_to_be_best(*widths):
 def test_points_are_measured_again_where_noise_hides_the_best():
     space = space_of((WIDTH,))
     proposer = ModelProposer(Goal(), foretell=told_to_be_best(8, 6), noise={"rate": 0.1})
-    for width, rate in ((64, 1.0), (8, 3.0), (6, 3.05)):
+    others = [(width, 1.0) for width in (16, 12, 4, 3)]
+    for width, rate in ((64, 1.0), (8, 3.0), (6, 3.05), *others):
         proposer.observe(observed({} if width == 64 else {"max-num-seqs": width}, rate))
     pick = proposer.pick(space, CTX, seconds_left=math.inf, trials_left=2)
     assert pick.again

@@ -43,16 +43,22 @@ def by_hand(found, prior, scale=1.0, centre=0.2):
     # cov(d_i - mean, d_j - mean), term by term.
     whole_mean = sum(wander.values()) / len(moments) ** 2
     means_of = [sum(wander[one, other] for other in moments) / len(moments) for one in moments]
-    for length, joint, size, louder, drift in product(
-        surrogate.LENGTHS, surrogate.JOINT, surrogate.SIZES, surrogate.NOISES, surrogate.DRIFTS
+    for length, joint, size, own, louder, drift in product(
+        surrogate.LENGTHS,
+        surrogate.JOINT,
+        surrogate.SIZES,
+        surrogate.OWNS,
+        surrogate.NOISES,
+        surrogate.DRIFTS,
     ):
-        size = size * scale
+        size, own = size * scale, own * scale
 
-        def alike(one, other, length=length, joint=joint, size=size):
+        def alike(one, other, length=length, joint=joint, size=size, own=own):
             first = math.exp(-abs(PLACES[one, 0] - PLACES[other, 0]) / length)
             second = 1.0 if PLACES[one, 1] == PLACES[other, 1] else 0.3
             mixed = (1 - joint) * (first + second) / 2 + joint * first * second
-            return size**2 * mixed + 0.09 * prior[one] * prior[other] + (0.5 * scale) ** 2
+            special = own**2 if one == other else 0.0
+            return size**2 * mixed + special + 0.09 * prior[one] * prior[other] + (0.5 * scale) ** 2
 
         inside = np.array([[alike(one, other) for other in found.rows] for one in found.rows])
         for one, other in product(range(len(found.rows)), repeat=2):
@@ -66,7 +72,8 @@ def by_hand(found, prior, scale=1.0, centre=0.2):
         whole = np.array([alike(one, one) for one in points])
         variances.append(whole - np.einsum("pi,ij,pj->p", across, back, across))
         fits = -0.5 * (off - middle) @ back @ (off - middle) - 0.5 * np.linalg.slogdet(inside)[1]
-        weights.append(fits - 0.5 * math.log(size / scale / centre) ** 2)
+        before = (math.log(size / scale / centre), math.log(louder) / 0.5)
+        weights.append(fits - 0.5 * sum(one**2 for one in before))
     weights = np.exp(np.array(weights) - max(weights))
     weights[weights <= 0.01] = 0
     weights /= weights.sum()
@@ -134,6 +141,15 @@ def test_a_machine_that_wandered_is_told_from_points_that_differ():
     hours = believed(samples([0, 0, 0, 3], [0.0, 0.0, 0.2, 0.2], 1e-4, [0, 1, 9000, 9001]))
     at_once = believed(samples([0, 0, 0, 3], [0.0, 0.0, 0.0, 0.2], 1e-4, [0, 1, 2, 3]))
     assert hours.mean[3] - hours.mean[0] < at_once.mean[3] - at_once.mean[0] - 0.03
+
+
+def test_what_is_special_to_a_point_is_believed_of_it_and_not_of_its_neighbours():
+    line = field_over(np.linspace(0, 1, 15)[:, None], [True], seed=1)
+    rows, values = [*range(0, 15, 2), 6, 6], [0.0, 0.0, 0.0, 0.3, 0.0, 0.0, 0.0, 0.0, 0.3, 0.3]
+    found = believed(samples(rows, values), prior=np.zeros(15), field=line)
+    assert found.mean[6] > 0.25
+    assert max(found.mean[5], found.mean[7]) < 0.13, "half way, if it were smooth"
+    assert found.variance[6] < found.variance[5]
 
 
 @settings(max_examples=20, deadline=None)
