@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,8 +85,5 @@ def measure_choices(
 
 def values_of(log: Log, key: str, metric: str) -> list[float]:
     """The figures of a choice, a value a round; 0 where it failed."""
-    parts: list[Mapping[str, object]] = sorted(
-        log.all(part="replay", key=key), key=lambda part: int(part["turn"])
-    )
-    found = [part["figures"] for part in parts]
-    return [float(one.get(metric, 0.0)) if isinstance(one, dict) else 0.0 for one in found]
+    parts = sorted(log.all(part="replay", key=key), key=lambda part: int(part["turn"]))
+    return [float(part["figures"].get(metric, 0.0)) for part in parts]

@@ -84,8 +84,7 @@ def _searched(options: argparse.Namespace, setting: Setting, who: str, number: i
     if who == "auto_tune":
         with setting.start() as engine:
             return auto_tune(setting, engine, folder, limit_s=limit_s, seed=seed)
-    measure = "shipped" if who == "vllm_tuner" else "ours"
-    tuner = Tuner(options.tuner_python, measure)
+    tuner = Tuner(options.tuner_python, "shipped" if who == "vllm_tuner" else "ours")
     return vllm_tuner(setting, tuner, folder, limit_s=limit_s, seed=seed)
 
 
