@@ -60,6 +60,7 @@ def search(
     request_timeout: options.RequestTimeout = 300.0,
     stall_timeout: options.StallTimeout = 120.0,
     remeasure: search_options.Remeasure = False,
+    no_reuse: search_options.NoReuse = False,
     no_early_stop: options.NoEarlyStop = False,
     seed: options.Seed = 0,
     dry_run: search_options.DryRun = False,
@@ -82,6 +83,7 @@ def search(
     from kvtune.autotune.cli.live import search_reporter
     from kvtune.autotune.exclusive import only_search_of
     from kvtune.autotune.limits import Budget, Rules
+    from kvtune.autotune.reuse import ServerPool
     from kvtune.autotune.study import open_study
     from kvtune.autotune.trial import Bench, check_model
     from kvtune.autotune.tune import Tuning
@@ -175,12 +177,16 @@ def search(
                 "the answers to the workload itself are looked at"
             )
         log_dir = options.log_directory(history, row.name)
-        with only_search_of(row.name, log_dir), reporter.live():
+        with (
+            only_search_of(row.name, log_dir),
+            reporter.live(),
+            ServerPool(runner, reuse=not no_reuse) as servers,
+        ):
             tuning = Tuning(
                 study=row,
                 store=history,
                 bench=Bench(
-                    engine=runner,
+                    engine=servers,
                     model=model,
                     served_model_name=served_model_name,
                     environment=environment,

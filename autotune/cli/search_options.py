@@ -102,6 +102,14 @@ Remeasure = Annotated[
         help="Measure again what another study knows and what failed in this one.",
     ),
 ]
+NoReuse = Annotated[
+    bool,
+    typer.Option(
+        "--no-reuse",
+        help="Start a server for every trial, also where a running one could be changed to it. The "
+        "confirmation always does.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be searched, and stop.")]
 PricePerHour = Annotated[
     float | None,
