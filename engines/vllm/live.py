@@ -149,7 +149,8 @@ def changed_config(
     """
     capped = wanted["max-num-active-seqs"]
     expected = {name: value for name, value in wanted.items() if value is not None}
-    expected.setdefault("max-num-active-seqs", holds.get("max-num-seqs"))
+    if capped is None:
+        expected["max-num-active-seqs"] = holds.get("max-num-seqs", -1)
     for name, value in expected.items():
         if holds.get(name) != value:
             raise CannotChange(f"--{name} reads back as {holds.get(name)!r}, not {value!r}")
