@@ -44,7 +44,7 @@ BASE = {
 
 def load_of(count=24):
     asked = tuple(Request(input_tokens=32 + number, output_tokens=64) for number in range(count))
-    return replace(workload(), requests=asked, heldout=asked)
+    return replace(workload(), requests=asked, heldout=asked[:8])
 
 
 class Announced(Recorder):
@@ -86,6 +86,9 @@ def test_a_search_finds_and_tells_which_load_a_goal_holds_at(tuning_on, store):
     assert stock.metrics["ttft_p95_s"][0] <= 0.06
     assert decision.outcome is not Outcome.NOTHING_MEASURED
     assert [said for said in decision.reasons if "requests in flight" in said]
+    assert not [said for said in decision.reasons if "misses a limit" in said], (
+        "limits are just met at a boundary, so how near they are says nothing against it"
+    )
     assert reporter.loads[0][0] == 4, "stock begins where it was told to"
     held = stock.metrics["boundary_low"][0]
     assert reporter.loads[1][0] == held, "the next one where stock reached its limit"
@@ -96,7 +99,10 @@ def test_a_search_finds_and_tells_which_load_a_goal_holds_at(tuning_on, store):
         if trial.parent is not None
     ]
     assert confirming
-    assert all(loads[0] == own[parent] for parent, loads in confirming), "each at its own boundary"
+    most = 8 // 2
+    assert all(loads[0] == min(own[parent], most) for parent, loads in confirming), (
+        "each at its own boundary, as far as the held-out requests go"
+    )
 
 
 def entry(number, low, *, goodput=1.0, harm=Harm.LOSSLESS, rung=RUNG_LOSSLESS, parent=None):
