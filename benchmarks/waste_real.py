@@ -31,7 +31,7 @@ from kvtune.errors import KvtuneError
 
 WAYS = ("fixed", "adaptive")
 BUDGET = 15
-FIXED = "--no-early-stop"
+FIXED = "--no-early-stop --no-reuse"
 
 
 def main() -> None:
