@@ -17,6 +17,7 @@ from kvtune.autotune.boundary import (
     violation_of,
 )
 from kvtune.autotune.early_stop import EarlyStop
+from kvtune.autotune.fidelity import Missed
 from kvtune.autotune.ledger import RUNG_OF
 from kvtune.autotune.replays import Loaded, Replays, death
 from kvtune.autotune.so_far import SoFar
@@ -54,13 +55,15 @@ def climb(
     *,
     start: float | None = None,
     rival: Rival | None = None,
+    may_cut: bool = True,
 ) -> Loaded:
     """Try loads until the boundary is known; see `boundary` for which.
 
     It begins at `start`, or at the load of the plan. Without a chance against `rival`, it ends
-    early. `watch` sees nothing of it: it compares runs at one load, and these are at many.
+    early. With `may_cut`, a load above one that held is tried only until it surely does not hold.
+    `watch` sees nothing of it: it compares runs at one load, and these are at many.
     """
-    way = _Climb(replays, requests, ladder_of(replays.bench.plan, requests))
+    way = _Climb(replays, requests, ladder_of(replays.bench.plan, requests), may_cut)
     begin = way.ladder.start if start is None else start
     begin = way.ladder.nearest(begin)
     while True:
@@ -79,6 +82,7 @@ class _Climb:
     replays: Replays
     requests: Sequence[Request]
     ladder: Ladder
+    may_cut: bool
     tried: dict[float, list[float]] = field(default_factory=dict)
     worst: dict[float, str | None] = field(default_factory=dict)
     runs: dict[float, list[LoadRun]] = field(default_factory=dict)
@@ -92,11 +96,15 @@ class _Climb:
         bench = self.replays.bench
         plan, sent = at_load(bench.plan, self.requests, load)
         bench.reporter.phase(f"Trying {load_text(load, self.ladder.unit)}")
+        held = any(found and fmean(found) <= 0 for found in self.tried.values())
         self.tried[load], self.runs[load] = [], []
-        for _ in range(self.replays.trial.repeats):
+        for _ in range(repeats := self.replays.trial.repeats):
+            # Who may be shown as the lowest load, and who has repeats to come, is measured whole.
+            is_over_early = self.may_cut and held and repeats == 1
+            watch = Missed(bench.goal, len(sent)) if is_over_early else None
             if self.replays.count:
                 plan = replace(plan, warmup_requests=0, warmup_most=None)
-            run, failure = self.replays.replay(sent, plan)
+            run, failure = self.replays.replay(sent, plan, watch=watch)
             violation, worst = math.inf, None
             if failure is None:
                 violation, worst = violation_of(bench.goal, measure(run, bench.goal))
@@ -152,11 +160,12 @@ def _timed_out(run: LoadRun, failure: Failure) -> bool:
 class Climbs:
     """A `TrialRunner` that measures each trial at its own boundary.
 
-    With `gives_up`, a trial that does not hold what the best one does is not measured further.
+    With `may_cut`, a trial that does not hold what the best one does is not measured further, nor
+    is a load that surely does not hold.
     """
 
     so_far: Callable[[], SoFar]
-    gives_up: bool
+    may_cut: bool
 
     def __call__(
         self,
@@ -179,7 +188,7 @@ class Climbs:
             label=label,
             afterwards=afterwards,
             watch=watch,
-            load=partial(climb, start=start, rival=rival),
+            load=partial(climb, start=start, rival=rival, may_cut=self.may_cut),
         )
 
     def _beginning(self, trial: Trial) -> tuple[float | None, Rival | None]:
@@ -193,7 +202,7 @@ class Climbs:
         stop, harm = EarlyStop(so_far), trial.stack.harm
         best = stop.best(harm)
         start = None if best is None else _held(best.measurement)
-        is_race = self.gives_up and stop.rival(harm, RUNG_OF[harm]) is not None
+        is_race = self.may_cut and stop.rival(harm, RUNG_OF[harm]) is not None
         if best is None or start is None or not is_race:
             return start, None
         return start, Rival(best.trial.number, start)

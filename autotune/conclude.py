@@ -102,7 +102,7 @@ def _loads(decision: Decision, found: Mapping[int, Measurement]) -> list[str]:
     """Which load the recommended trial and the defaults hold, where that was looked for."""
     told = []
     for who, number in (("it", decision.recommended), ("stock", decision.baseline)):
-        said = "" if number not in found else boundary_text(found[number])
+        said = boundary_text(found[number]) if number is not None and number in found else ""
         if said and not (who == "stock" and number == decision.recommended):
             told.append(f"{who} {said}")
     return told

@@ -2,8 +2,8 @@
 
 All trials of a search replay the same requests in the same order, so two of them can be compared
 when equally many requests have ended. A trial is given up when it is behind by more than noise can
-explain, twice in a row, or when the rest of its load could not save it. Pure: records in, a reason
-out.
+explain, twice in a row, or when the rest of its load could not save it. Where loads are raised
+until limits are missed, a run is over once one surely is. Pure: records in, a reason out.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import fmean
 
-from kvtune.profilers.metrics.goodput import is_good
-from kvtune.types import Goal, RequestRecord
+from kvtune.profilers.goal import slo_text
+from kvtune.profilers.metrics.goodput import exceeds, is_good
+from kvtune.types import Goal, RequestRecord, Slo
 
 CHECKPOINTS = (0.3, 0.45, 0.6, 0.8)
 """Shares of the requests at which a trial is compared."""
@@ -148,6 +149,38 @@ class Race:
     def _said(self, most: float) -> str:
         seen = f"cut after {self.share:.0%} of its requests"
         return f"{seen}: at most {most:.2f}x of trial {self.best.trial}"
+
+
+@dataclass(slots=True)
+class Missed:
+    """Ends a run once it misses a limit whatever becomes of the rest; the load client asks it.
+
+    So it is where more of `requests` were too late than a percentile leaves out. Limits on gaps
+    between tokens are left alone: how many gaps there will be is not known.
+    """
+
+    goal: Goal
+    requests: int
+    reason: str | None = field(init=False, default=None)
+    _late: dict[str, int] = field(init=False, default_factory=dict)
+
+    def saw(self, record: RequestRecord) -> None:
+        """Note that a request of the run ended."""
+        for slo in self.goal.slos if record.ok and self.reason is None else ():
+            if slo.metric == "itl" or slo.statistic == "mean":
+                continue
+            late = self._late.get(text := slo_text(slo), 0) + exceeds(record, slo)
+            self._late[text] = late
+            if late >= self.requests - math.floor((self.requests - 1) * _quantile(slo)):
+                self.reason = f"{text} is missed whatever becomes of the rest"
+
+    def verdict(self, elapsed_s: float) -> str | None:
+        """Why the run is to be ended now; `None` if it is to go on."""
+        return self.reason
+
+
+def _quantile(slo: Slo) -> float:
+    return 1.0 if slo.statistic == "max" else float(slo.statistic.removeprefix("p")) / 100
 
 
 def _most_in_flight(records: Sequence[RequestRecord]) -> int:

@@ -48,14 +48,14 @@ class FailedRequests(ScalarMetric):
 
 def is_good(record: RequestRecord, goal: Goal) -> bool:
     """Whether a request completed and kept every limit by its own values."""
-    return record.ok and all(_keeps(record, slo) for slo in goal.slos)
+    return record.ok and not any(exceeds(record, slo) for slo in goal.slos)
 
 
-def _keeps(record: RequestRecord, slo: Slo) -> bool:
+def exceeds(record: RequestRecord, slo: Slo) -> bool:
     """One limit on one request: its single value, or for gaps the statistic over its own gaps.
 
     A request without a value (no gap after a single token) has nothing that could be late.
     """
     metric = metrics()[slo.metric]()
     own = sorted(metric.samples(record)) if isinstance(metric, LatencyMetric) else []
-    return not own or statistic_of(own, slo.statistic) <= slo.limit_s
+    return bool(own) and statistic_of(own, slo.statistic) > slo.limit_s

@@ -1,6 +1,6 @@
 """A trial at its own boundary: which loads its server is put under, and what is kept of them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import pytest
@@ -65,7 +65,12 @@ class Pretended:
         if isinstance(found, FailureClass):
             why = Failure(failure=found, message="requests failed")
             return run_of(len(requests), 9.0, error=LATE), why
-        return run_of(len(requests), found), None
+        run = run_of(len(requests), found)
+        for ended, record in enumerate(run.records if watch else (), 1):
+            watch.saw(record)
+            if reason := watch.verdict(1.0):
+                return replace(run, records=run.records[:ended], cut=reason), None
+        return run, None
 
     def climb(self, load=None, **options):
         return climb(self, load or requests(96), None, **options)
@@ -113,6 +118,31 @@ def test_only_the_first_load_is_warmed_up_for():
     server = Pretended(queueing(13.5))
     server.climb()
     assert [warmup for _, _, warmup in server.sent] == [4, 0, 0, 0, 0]
+
+
+def test_a_load_above_one_that_held_ends_once_it_surely_does_not_hold(monkeypatch):
+    ended = {}
+    replay = Pretended.replay
+
+    def noted(server, requests, plan, watch=None):
+        run, failure = replay(server, requests, plan, watch)
+        ended[plan.arrivals.concurrency] = (len(run.records), run.cut)
+        return run, failure
+
+    monkeypatch.setattr(Pretended, "replay", noted)
+    found = Pretended(queueing(13.5)).climb(start=10.0)
+    said = "p95 ttft <= 1s is missed whatever becomes of the rest"
+    assert ended == {10: (30, ""), 12: (36, ""), 19: (4, said), 15: (4, said), 13: (39, "")}
+    assert found.metrics["boundary_high"] == (15.0,)
+    ended.clear()
+    Pretended(queueing(13.5)).climb()
+    assert ended[16] == (48, ""), "no load held before: it may be the one that is shown"
+    ended.clear()
+    Pretended(queueing(13.5)).climb(start=10.0, may_cut=False)
+    assert ended[19] == (57, "")
+    ended.clear()
+    Pretended(queueing(13.5), repeats=2).climb(start=10.0)
+    assert ended[19] == (57, ""), "another repeat may make up for it"
 
 
 def test_every_load_is_announced():

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.autotune.fidelity import Race, gain_of, pace_of
-from kvtune.types import Goal, RequestRecord, Slo
+from kvtune.autotune.fidelity import Missed, Race, gain_of, pace_of
+from kvtune.profilers.goal import slo_attained
+from kvtune.profilers.metrics.base import measure
+from kvtune.types import Goal, LoadRun, RequestRecord, Slo
 
 FREE = Goal()
 LIMITED = Goal(slos=(Slo(metric="ttft", statistic="p95", limit_s=1.0),))
@@ -149,3 +151,48 @@ def test_the_noisier_the_measurements_the_longer_it_takes(noise):
     ended, _ = run(Race(best(), FREE, noise), steady(1.5))
     assert ended == 18 if noise == 0.0 else ended > 18
     assert math.isfinite(ended)
+
+
+@pytest.mark.parametrize("statistic", ["p50", "p95", "p99", "max"])
+@given(st.lists(st.sampled_from([0.5, 2.0]), min_size=1, max_size=60))
+def test_a_run_is_not_over_before_its_limit_is_surely_missed(statistic, waits_s):
+    """Of waits that all are either far below or far above the limit, the whole run tells."""
+    slo = Slo(metric="ttft", statistic=statistic, limit_s=1.0)
+    goal = Goal(slos=(slo,))
+    records = [record(n, n + 5.0, ttft_s=wait_s) for n, wait_s in enumerate(waits_s)]
+    missed = Missed(goal, len(records))
+    seen = []
+    for one in records:
+        missed.saw(one)
+        seen.append(missed.verdict(one.end_s) is not None)
+    if seen[-1]:
+        run = LoadRun(tuple(records), 100.0, 0.0, {}, {})
+        assert slo_attained(slo, measure(run, goal)) is False
+        rest = [record(n, n + 5.0) for n in range(len(records))][seen.index(True) + 1 :]
+        lucky = (*records[: seen.index(True) + 1], *rest)
+        run = LoadRun(lucky, 100.0, 0.0, {}, {})
+        assert slo_attained(slo, measure(run, goal)) is False, "the rest cannot save it"
+        assert "is missed whatever becomes of the rest" in missed.reason
+
+
+def test_two_of_forty_may_be_late_and_a_third_is_too_many():
+    missed = Missed(LIMITED, 40)
+    for index in range(2):
+        missed.saw(record(index, 5.0, ttft_s=2.0))
+        assert missed.verdict(5.0) is None
+    missed.saw(record(2, 5.0, ttft_s=2.0))
+    assert missed.verdict(5.0) == "p95 ttft <= 1s is missed whatever becomes of the rest"
+
+
+@pytest.mark.parametrize(("metric", "statistic"), [("itl", "p95"), ("ttft", "mean")])
+def test_limits_that_the_rest_may_still_keep_end_nothing(metric, statistic):
+    missed = Missed(Goal(slos=(Slo(metric=metric, statistic=statistic, limit_s=0.01),)), 3)
+    for index in range(3):
+        missed.saw(record(index, 5.0, ttft_s=2.0))
+    assert missed.verdict(5.0) is None
+
+
+def test_requests_that_failed_are_not_late():
+    missed = Missed(LIMITED, 1)
+    missed.saw(record(0, 5.0, error="HTTP 500"))
+    assert missed.verdict(5.0) is None

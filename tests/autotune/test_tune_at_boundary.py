@@ -123,7 +123,7 @@ def entry(number, low, *, goodput=1.0, harm=Harm.LOSSLESS, rung=RUNG_LOSSLESS, p
 def begun(monkeypatch):
     """Where trials begin, and whom they have to beat, after these points."""
 
-    def begin(points, of, *, gives_up=True):
+    def begin(points, of, *, may_cut=True):
         seen = []
 
         def run_trial(trial, bench, requests, *, load, **options):
@@ -133,9 +133,10 @@ def begun(monkeypatch):
         so_far = SimpleNamespace(
             points=points, distinct=points, goal=QUICK, gates=Gates(points[0].measurement, None)
         )
-        Climbs(lambda: so_far, gives_up)(
+        Climbs(lambda: so_far, may_cut)(
             of.trial, None, (), canary=False, label="trial", afterwards=None, watch=None
         )
+        assert seen[0].pop("may_cut") is may_cut
         return seen[0]
 
     return begin
@@ -156,7 +157,7 @@ def test_a_trial_has_to_hold_what_the_best_one_holds(begun):
 
 def test_without_early_stop_a_trial_is_measured_at_its_own_boundary(begun):
     points = [STOCK, entry(1, 13.0, goodput=3.0)]
-    assert begun(points, entry(3, None), gives_up=False) == {"start": 13.0, "rival": None}
+    assert begun(points, entry(3, None), may_cut=False) == {"start": 13.0, "rival": None}
 
 
 def test_the_first_trial_that_may_change_answers_is_not_given_up(begun):
