@@ -19,6 +19,7 @@ from optuna.trial import Trial, TrialState
 from pydantic import JsonValue
 from sqlalchemy.exc import SQLAlchemyError
 
+from kvtune.autotune.limits import Also
 from kvtune.autotune.space import SearchSpace, SpaceKnob
 from kvtune.errors import StoreError
 
@@ -55,24 +56,27 @@ def _kept() -> Iterator[None]:
 
 
 class Search:
-    """One Optuna study that maximises one objective under constraints.
+    """One Optuna study: it maximises one objective under constraints and minimises others, `also`.
 
     `storage_url` is an SQLAlchemy URL; the study lives in Optuna's own tables there and goes on
-    where it stopped when it exists already.
+    where it stopped when it exists already. With other objectives it is another study of Optuna's.
     """
 
     @_kept()
-    def __init__(self, name: str, storage_url: str, *, seed: int) -> None:
+    def __init__(
+        self, name: str, storage_url: str, *, seed: int, also: Sequence[Also] = ()
+    ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._storage = optuna.storages.RDBStorage(storage_url)
         sampler = TPESampler(multivariate=True, n_startup_trials=STARTUP_TRIALS, seed=seed)
         self._study = optuna.create_study(
-            study_name=name,
+            study_name="-".join([name, *(["front", *also] if also else [])]),
             storage=self._storage,
             sampler=sampler,
-            direction="maximize",
+            directions=["maximize", *["minimize"] * len(also)],
             load_if_exists=True,
         )
+        self._is_front = bool(also)
         told = len(self._study.get_trials(deepcopy=False))
         self._rng = random.Random(seed + told)
         if told:
@@ -168,13 +172,22 @@ class Search:
             trial.set_user_attr(name, value)
 
     @_kept()
-    def tell(self, proposal: Proposal, value: float, violations: Sequence[float]) -> None:
-        """The proposal was measured; a violation above 0 means that a limit was missed by that."""
+    def tell(
+        self,
+        proposal: Proposal,
+        value: float,
+        violations: Sequence[float],
+        costs: Sequence[float] = (),
+    ) -> None:
+        """The proposal was measured; a violation above 0 means that a limit was missed by that.
+
+        `costs` are what it has of each further objective.
+        """
         trial = self._open.pop(proposal.optuna_number)
         trial.set_constraint(RUNS, 0.0)
         for index, violation in enumerate(violations):
             trial.set_constraint(f"limit {index}", violation)
-        self._study.tell(trial, value)
+        self._study.tell(trial, [value, *costs])
 
     @_kept()
     def tell_failed(self, proposal: Proposal) -> None:
@@ -188,7 +201,8 @@ class Search:
         """The proposal runs and is hopeless: given up at `value` after `share` of its load."""
         trial = self._open.pop(proposal.optuna_number)
         trial.set_constraint(RUNS, 0.0)
-        trial.report(value, step=round(100 * share))
+        if not self._is_front:  # Optuna takes no value on the way to several.
+            trial.report(value, step=round(100 * share))
         self._study.tell(trial, state=TrialState.PRUNED)
 
     @_kept()

@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from kvtune.autotune.confirm import merged
 from kvtune.autotune.explore.base import NOT_OF_THE_POINT
 from kvtune.autotune.gates import Gates
 from kvtune.autotune.ledger import RUNG_CONFIRM, RUNG_REPEAT, Entry, Ledger
-from kvtune.autotune.limits import Budget
+from kvtune.autotune.limits import Also, Budget
+from kvtune.autotune.objectives import Objectives
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.spending import Finals, finals, needed_s
 from kvtune.autotune.twins import pooled, twins
-from kvtune.types import Goal, Measurement
+from kvtune.types import Front, Goal, Measurement
 
 
 @dataclass(slots=True)
 class SoFar:
-    """What a search knows now; `until_s` is a time of `clock`."""
+    """What a search knows now; `until_s` is a time of `clock`.
+
+    `also` is what is wanted beside the goal's own objective.
+    """
 
     goal: Goal
     ledger: Ledger
@@ -31,6 +35,7 @@ class SoFar:
     quality: TrialQuality | None
     clock: Callable[[], float] = time.monotonic
     until_s: float = math.inf
+    also: tuple[Also, ...] = ()
 
     @property
     def points(self) -> list[Entry]:
@@ -67,6 +72,11 @@ class SoFar:
         return Gates(self.stock, self.quality)
 
     @property
+    def objectives(self) -> Objectives:
+        """What is wanted, and what measured trials have of it."""
+        return Objectives(self.goal, self.also, self.quality)
+
+    @property
     def judging(self) -> TrialQuality | None:
         """Who judges answers, if there is a baseline whose answers they can be compared with."""
         stock = self.stock
@@ -74,9 +84,17 @@ class SoFar:
 
     def finals(self) -> Finals:
         """Who would be confirmed now."""
-        return finals(
-            self.goal, self.distinct, self.gates, self.budget, self.quality, self.left_s()
-        )
+        points, gates = self.distinct, self.gates
+        first = self.objectives.outstanding(points, gates)
+        return finals(self.goal, points, gates, self.budget, self.quality, self.left_s(), first)
+
+    def front(self, confirmed: Mapping[int, Measurement]) -> Front | None:
+        """The front of the trials, of which some were `confirmed`; None if nothing is wanted beside
+        the goal's own objective.
+        """
+        if not self.also:
+            return None
+        return self.objectives.front(self.distinct, self.gates, confirmed)
 
     def has_time(self, *, may_harm: bool) -> bool:
         """Whether one more trial can be measured, confirmed, and asked if it `may_harm`."""

@@ -38,7 +38,9 @@ def finals(
 ) -> Finals:
     """The best trials, without those whose answers nobody would have the time to ask for.
 
-    Those with numbers of `first` come before others. As long as there is too little time for all, whoever takes longest to ask gives up the place to
+    Those with numbers of `first` come before others.
+
+    As long as there is too little time for all, whoever takes longest to ask gives up the place to
     the next best.
     """
     left_out: list[Entry] = []

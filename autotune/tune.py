@@ -112,8 +112,15 @@ class Tuning:
                 self.rules.seed,
                 reuse=not self.rules.remeasure,
             )
-        self.so_far = SoFar(self.study.goal, self.ledger, self.budget, self.quality, self.clock)
-        if self.rules.early_stop:
+        self.so_far = SoFar(
+            self.study.goal,
+            self.ledger,
+            self.budget,
+            self.quality,
+            self.clock,
+            also=self.rules.also,
+        )
+        if self.rules.may_cut and is_fixed:
             self.ledger.watch = EarlyStop(self.so_far).watch
 
     @property
@@ -140,7 +147,7 @@ class Tuning:
             if reason := hopeless_reason(baseline.measurement):
                 self.keeper.step("stop", reason)
             else:
-                if not self.rules.early_stop:
+                if not self.rules.may_cut:
                     finish_cut(self.so_far, self.tuning_set, self.reporter)
                 self._explore(context)
                 confirmed = self._confirmed(baseline)
@@ -201,7 +208,7 @@ class Tuning:
             self.rules,
             self.tuning_set,
             context,
-            Search(self.study.name, self.store.url, seed=seed),
+            Search(self.study.name, self.store.url, seed=seed, also=self.rules.also),
             self.foresight,
             self.keeper,
             kin_of(self.study, self.store),

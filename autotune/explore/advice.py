@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 from pydantic import JsonValue
@@ -111,13 +112,23 @@ class Advice:
         entries = self._so_far.tried
         found = [
             one
-            for entry, one in zip(entries, observations(entries, self._so_far.gates), strict=True)
+            for entry, one in zip(entries, self._observations(entries), strict=True)
             if entry.trial.number not in self._told
         ]
         self._told |= {entry.trial.number for entry in entries}
         if found and self._kin:
             found[1:1], self._kin = self._kin, []
         return found
+
+    def _observations(self, entries: Sequence[Entry]) -> list[Observation]:
+        found = observations(entries, self._so_far.gates)
+        if not self._so_far.also:
+            return found
+        costs_of = self._so_far.objectives.costs
+        return [
+            replace(one, costs={name: cost.estimate for name, cost in costs_of(entry).items()})
+            for entry, one in zip(entries, found, strict=True)
+        ]
 
     def _left(self) -> tuple[float, int]:
         """Seconds that trials may still take, and how many there may be."""

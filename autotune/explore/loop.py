@@ -337,7 +337,10 @@ class Exploration:
             self.search.tell_cut(proposal, seen[0], found.share)
             return
         values = objective_values(goal, found)
-        if not values or self.so_far.gates.objection(entry):
+        objectives = self.so_far.objectives
+        costs = objectives.costs(entry)
+        is_placed = len(costs) == len(objectives.also)
+        if not values or not is_placed or self.so_far.gates.objection(entry):
             self.search.tell_failed(proposal)
             return
         violations = goal_violations(goal, mean_metrics(found)).values()
@@ -345,6 +348,7 @@ class Exploration:
             proposal,
             sum(values) / len(values),
             [1.0 if violation is None else violation for violation in violations],
+            [costs[name].estimate for name in objectives.also],
         )
 
     # --- small questions ---

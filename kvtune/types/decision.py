@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from kvtune.types.base import Device, EngineInfo, Goal, Harm, Interval, Stored
+from kvtune.types.front import Front
 
 
 class Outcome(StrEnum):
@@ -70,6 +71,7 @@ class Decision(Stored):
     rejected: dict[int, str] = Field(default_factory=dict)
     regret: Regret | None = None
     prices: tuple[Price, ...] = ()
+    front: Front | None = None
 
 
 class Setting(Stored):
