@@ -209,6 +209,8 @@ def next_round(
     """
     rounds = max(map(len, values.values()), default=0)
     running = [number for number, own in values.items() if len(own) == rounds]
+    if running == [baseline]:
+        return Next(why="no finalist is left")
     if rounds not in looks(most):
         return Next(tuple(running))
     if baseline not in values:

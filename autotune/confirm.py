@@ -105,7 +105,7 @@ def confirm(
         going = [trial for trial in trials if trial.number in following.going]
         if not going:
             if following.why:
-                reporter.note(f"confirmed in {number + 1} rounds: {following.why}")
+                reporter.note(f"the confirmation ends with round {number + 1}: {following.why}")
             break
     return {number: merged(measured) for number, measured in parts.items() if measured}
 

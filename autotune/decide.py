@@ -333,7 +333,10 @@ def _infeasible(
     excesses = {text: math.inf if by is None else by for text, by in found}
     worst, by = max(excesses.items(), key=lambda excess: excess[1])
     limit = f"what limits it is {worst}"
-    limit += "" if math.isinf(by) else f", which it exceeds by {by:.0%}"
+    if by <= 2:
+        limit += f", which it exceeds by {by:.0%}"
+    elif by < math.inf:
+        limit += f", of which it is {1 + by:.3g} times as much"
     if said := bound_by(closest.number):
         limit += f"; its run: {said}"
     reasons = ("no measured trial meets every goal; this is the closest one", *misses, limit)

@@ -230,6 +230,13 @@ def test_without_stock_defaults_there_is_nothing_to_prove():
     )
 
 
+@pytest.mark.parametrize("rounds", [1, 3, 4])
+def test_stock_defaults_are_not_measured_alone(rounds):
+    assert go({0: tuple(map(Value, (1.0, 1.1, 1.0, 0.9)[:rounds]))}).going == ()
+    alone = {0: flat(0.05, 4)[0], 2: flat(0.05, 3, f2=0.2)[2]}
+    assert go(alone) == Next(why="no finalist is left")
+
+
 def test_what_failed_does_not_go_on():
     """It has no values."""
     assert go(seen(c0=(1.0, 1.0), c2=(1.0, 1.0))).going == (0, 2)

@@ -68,7 +68,7 @@ def test_rounds_end_once_a_winner_is_proved(confirmed, landscape):
     found = confirmed([0, 1], rounds=8, reporter=reporter)
     assert len(found[0].metrics["ttft_p95_s"]) == 3
     assert reporter.notes == [
-        "confirmed in 3 rounds: a finalist is above the stock defaults beyond noise"
+        "the confirmation ends with round 3: a finalist is above the stock defaults beyond noise"
     ]
 
 
@@ -113,6 +113,14 @@ def test_who_failed_is_not_measured_again(confirmed, landscape):
     found = confirmed([0, 1, 2])
     assert landscape.confirmed.count(2) == 1
     assert found[2] == failed()
+
+
+def test_stock_defaults_go_on_no_longer_than_the_last_finalist(confirmed, landscape):
+    landscape.goodput = lambda arguments: failed() if arguments.get("n") else 1.0
+    reporter = Recorder()
+    confirmed([0, 1, 2], reporter=reporter)
+    assert landscape.confirmed == [0, 1, 2]
+    assert reporter.notes == ["the confirmation ends with round 1: no finalist is left"]
 
 
 def test_values_stand_in_the_order_of_the_rounds(confirmed, landscape):

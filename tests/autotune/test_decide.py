@@ -271,6 +271,15 @@ def test_what_limits_the_closest_point_is_the_limit_that_it_misses_by_most():
     assert "its run" not in decide(goal, None, [point], {}).reasons[-1]
 
 
+@pytest.mark.parametrize(
+    ("ttft_s", "said"),
+    [(1.5, "which it exceeds by 50%"), (12.6, "of which it is 12.6 times as much")],
+)
+def test_how_far_the_closest_point_is_off_is_said_in_words_that_suit(ttft_s, said):
+    point = candidate(4, (2.0, 2.1, 1.9), ttft_s=ttft_s, a=1)
+    assert decide(GOAL, None, [point], {}).reasons[-1].endswith(said)
+
+
 def test_a_limit_that_was_not_measured_is_what_limits():
     blind = Measurement(status=Status.OK, metrics={"goodput_requests_per_s": (5.0, 5.0)})
     decision = decide(GOAL, None, [Candidate(4, stack(a=1), blind)], {})
