@@ -18,15 +18,17 @@ from kvtune.autotune.limits import Also, Budget
 from kvtune.autotune.objectives import Objectives
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.spending import Finals, finals, needed_s
+from kvtune.autotune.standing import ranked
 from kvtune.autotune.twins import pooled, twins
-from kvtune.types import Front, Goal, Measurement
+from kvtune.types import Front, Goal, Harm, Measurement
 
 
 @dataclass(slots=True)
 class SoFar:
     """What a search knows now; `until_s` is a time of `clock`.
 
-    `also` is what is wanted beside the goal's own objective.
+    `also` is what is wanted beside the goal's own objective, and `favourite` the trial that is
+    thought best by all measurements together.
     """
 
     goal: Goal
@@ -36,6 +38,7 @@ class SoFar:
     clock: Callable[[], float] = time.monotonic
     until_s: float = math.inf
     also: tuple[Also, ...] = ()
+    favourite: int | None = None
 
     @property
     def points(self) -> list[Entry]:
@@ -86,7 +89,8 @@ class SoFar:
         """Who would be confirmed now."""
         points, gates = self.distinct, self.gates
         first = self.objectives.outstanding(points, gates)
-        return finals(self.goal, points, gates, self.budget, self.quality, self.left_s(), first)
+        found = finals(self.goal, points, gates, self.budget, self.quality, self.left_s(), first)
+        return found if self.also else self._with_favourite(found)
 
     def front(self, confirmed: Mapping[int, Measurement]) -> Front | None:
         """The front of the trials, of which some were `confirmed`; None if nothing is wanted beside
@@ -103,6 +107,20 @@ class SoFar:
         chosen = self.finals().chosen
         needed = needed_s(self.points, chosen, self.budget, self.quality, may_harm=may_harm)
         return needed <= self.left_s()
+
+    def _with_favourite(self, found: Finals) -> Finals:
+        """The favourite too, if it may be shipped, as those measured best may have had luck.
+
+        Where questions of quality take time, it is kept for who was chosen before.
+        """
+        able = ranked(self.goal, self.distinct, self.gates)
+        ahead = [
+            one
+            for one in able
+            if one.trial.number == self.favourite and one not in found.chosen
+            if self.quality is None or one.trial.stack.harm is Harm.LOSSLESS
+        ]
+        return replace(found, chosen=[*ahead, *found.chosen][: self.budget.finalists])
 
     def _with_repeats(self, entry: Entry) -> Entry:
         again = [one.measurement for one in self.repeats(entry.trial.number)]

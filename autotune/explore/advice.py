@@ -89,6 +89,12 @@ class Advice:
             return self._asked(lambda one: one.left_out(space, self._context), nothing)
         return nothing
 
+    def recommended(self, space: SearchSpace) -> Mapping[str, JsonValue] | None:
+        """The arguments of the measured point of `space` that is thought best, if there is one."""
+        with suppress(TooLate):
+            return self._asked(lambda one: one.recommended(space, self._context), None)
+        return None
+
     def regret(self, arguments: Mapping[str, JsonValue], space: SearchSpace) -> Regret | None:
         """How far a measured point of `space` may be from its best one; None if unknown."""
         with suppress(TooLate, ValueError):

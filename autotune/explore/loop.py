@@ -83,6 +83,7 @@ class Exploration:
         """Measure trials until the budget, or what could be tried, is used up."""
         self._begin()
         self._search()
+        self.so_far.favourite = self._favourite()
         self.reporter.standing(view_of(self.so_far, self.rungs, self.top, is_over=True))
 
     def _search(self) -> None:
@@ -352,6 +353,13 @@ class Exploration:
         )
 
     # --- small questions ---
+
+    def _favourite(self) -> int | None:
+        """The trial that the model takes for the best, if there is a model."""
+        arguments = self.advice.recommended(self.rungs[self.top].space)
+        known = [e for e in self.so_far.points if e.trial.stack.arguments == arguments]
+        number = known[0].trial.number if known else None
+        return None if number is None else self.so_far.twins.get(number, number)
 
     def _known(self, stack: PolicyStack) -> Entry | None:
         for entry in self.so_far.points:

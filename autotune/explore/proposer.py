@@ -203,13 +203,13 @@ class ModelProposer:
         if view is None or count != len(self._seen):
             region = self._regions[name]
             until_s = time.monotonic() + self._patience_s
+            for one in self._seen:
+                region.include(one.arguments)
             region.look(until_s)
             if view is not None:
                 likely = view.outlook.expected() * (view.runs > 0)
                 best = self._best(view)
                 region.grow([int(likely.argmax()), *([] if best is None else [best])], until_s)
-            for one in self._seen:
-                region.include(one.arguments)
             view = self._believed(region)
             self._views[name] = len(self._seen), view
         return view

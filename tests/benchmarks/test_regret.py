@@ -3,7 +3,8 @@
 from random import Random
 
 import pytest
-from regret import replay
+from regret import replay, searches
+from regret_product import replay_product
 from regret_report import Results, html, interval, markdown
 from regret_rivals import Greedy, methods
 from surface_bench import Judge, Outcome, space_of, stock_of
@@ -33,6 +34,18 @@ def test_kvtune_finds_what_simulations_alone_do_not(judges):
     found = [replay(BY_NAME["additive"], judges["additive"], methods()["kvtune"], 0, 12)]
     told = replay(BY_NAME["additive"], judges["additive"], methods()["forecast"], 0, 1)
     assert found[0].worth[-1] > told.worth[0]
+
+
+def test_the_search_itself_is_replayed_and_meets_the_same_noise(judges):
+    surface, judge = BY_NAME["crash-corner"], judges["crash-corner"]
+    first, again = (replay_product(surface, judge, 3, TRIALS) for _ in range(2))
+    model = replay(surface, judge, methods()["kvtune"], 3, TRIALS)
+    assert first.worth == again.worth
+    assert len(first.worth) == len(first.walls_s) == TRIALS
+    assert first.worth[0] == model.worth[0]
+    assert first.walls_s[0] == model.walls_s[0], "the same measurement of stock"
+    assert first.worth[-1] > first.worth[0]
+    assert set(searches()) == {"product", *methods()}
 
 
 def test_all_searches_meet_the_same_noise(judges):

@@ -22,8 +22,8 @@ SURE = Regret(within={"1%": 0.5, "2%": 0.9, "5%": 1.0}, bound_ratio=0.04, points
 class Scripted:
     """Proposes these block sizes in turn; one that comes twice is measured once more."""
 
-    def __init__(self, *sizes, ends=""):
-        self.sizes, self.ends, self.seen = list(sizes), ends, []
+    def __init__(self, *sizes, ends="", best=None):
+        self.sizes, self.ends, self.best, self.seen = list(sizes), ends, best, []
 
     def observe(self, observation):
         self.seen.append(observation)
@@ -39,6 +39,9 @@ class Scripted:
 
     def chance(self, space, ctx):
         return 1.0
+
+    def recommended(self, space, ctx):
+        return self.best
 
     def left_out(self, space, ctx):
         return {"watermark": "nothing changes"}
@@ -159,6 +162,22 @@ def test_the_decision_says_how_far_it_may_be_from_the_best(search, store):
     decision = tuning.run()
     assert decision.regret == store.decision(tuning.study).regret == SURE
     assert "by all trials of the search together, near" in decision.reasons
+
+
+def test_the_favourite_of_the_model_is_confirmed_whoever_was_luckier(search, landscape):
+    tuning = search(Scripted(32, 64, 256, best={"block-size": 64}))
+    tuning.run()
+    assert finalist(tuning, landscape) == {"block-size": 64}
+
+
+def test_a_favourite_that_failed_is_not_confirmed(search, landscape):
+    steady = landscape.goodput
+    landscape.goodput = lambda arguments: (
+        failed() if arguments.get("block-size") == 64 else steady(arguments)
+    )
+    tuning = search(Scripted(32, 64, 256, best={"block-size": 64}))
+    tuning.run()
+    assert finalist(tuning, landscape) == {"block-size": 32}
 
 
 # --- repeats ------------------------------------------------------------------------------------
