@@ -336,7 +336,7 @@ def _infeasible(
     if by <= 2:
         limit += f", which it exceeds by {by:.0%}"
     elif by < math.inf:
-        limit += f", of which it is {1 + by:.3g} times as much"
+        limit += f": it takes {1 + by:.3g} times as long"
     if said := bound_by(closest.number):
         limit += f"; its run: {said}"
     reasons = ("no measured trial meets every goal; this is the closest one", *misses, limit)

@@ -273,7 +273,7 @@ def test_what_limits_the_closest_point_is_the_limit_that_it_misses_by_most():
 
 @pytest.mark.parametrize(
     ("ttft_s", "said"),
-    [(1.5, "which it exceeds by 50%"), (12.6, "of which it is 12.6 times as much")],
+    [(1.5, "which it exceeds by 50%"), (12.6, ": it takes 12.6 times as long")],
 )
 def test_how_far_the_closest_point_is_off_is_said_in_words_that_suit(ttft_s, said):
     point = candidate(4, (2.0, 2.1, 1.9), ttft_s=ttft_s, a=1)
