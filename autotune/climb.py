@@ -124,7 +124,8 @@ class _Climb:
         if math.isinf(fmean(self.tried[shown])) and self.overload is not None:
             return Loaded(failure=self.overload)
         known: dict[str, object] = {"boundary": self._boundary(is_cliff=found.is_cliff)}
-        if found.low is None and rival is not None:
+        is_lowest = shown <= self.ladder.loads[0]
+        if found.low is None and rival is not None and not is_lowest:
             known |= {
                 "status": Status.CUT,
                 "share": shown / rival.load,

@@ -96,8 +96,10 @@ def boundary_text(found: Measurement) -> str:
     limits = [level.worst for level in sorted(failed, key=lambda one: one.load) if level.worst]
     limit = f"; what limits it is {limits[0]}" if limits else ""
     if not lows:
-        lowest = min(level.load for level in boundary.levels)
-        return f"does not hold even {load_text(lowest, unit)}{limit}"
+        lowest = min(boundary.levels, key=lambda level: level.load)
+        if lowest.held:
+            return f"holds no load in every round{limit}"
+        return f"does not hold even {load_text(lowest.load, unit)}{limit}"
     if not highs:
         most = load_text(min(lows), unit)
         return f"holds at least {most}: the workload has too few requests to show more"

@@ -8,7 +8,7 @@ from statistics import median
 
 from kvtune.types import RequestRecord
 
-LEAST_STEPS = 12
+LEAST_STEPS = 6
 """Of one window; the median of fewer says too little."""
 
 TOLERATED = 0.1
@@ -44,12 +44,13 @@ def pace_of(records: Sequence[RequestRecord]) -> Pace | None:
     from kvtune.profilers.step_gaps import observations
 
     found = observations(records)
-    if len(found) < 2 * LEAST_STEPS:
+    if not len(found):
         return None
     sizes, counts = np.unique(found.sequences, return_counts=True)
-    alike = found.where(found.sequences == sizes[counts.argmax()])
+    size = int(sizes[counts.argmax()])
+    alike = found.where(found.sequences == size)
     steps_s = alike.step_s[np.argsort(alike.group, kind="stable")].tolist()
     half = len(steps_s) // 2
-    if half < LEAST_STEPS:
+    if half < LEAST_STEPS * size:  # Each sequence of a batch tells of the same step.
         return None
     return Pace(median(steps_s[:half]), median(steps_s[half:]))

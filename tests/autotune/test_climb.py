@@ -7,6 +7,7 @@ import pytest
 from contracts.landscape import GOAL, Recorder, requests
 
 from kvtune.autotune.climb import Rival, climb
+from kvtune.autotune.confirm import merged
 from kvtune.autotune.words import boundary_text
 from kvtune.profilers.load.client import ClosedLoop, OpenLoop
 from kvtune.profilers.measure import LoadPlan
@@ -190,6 +191,24 @@ def test_a_goal_that_one_request_alone_misses_is_told_as_such():
     assert loaded.metrics["boundary_high"] == (1.0,)
     assert boundary_text(measured(loaded)) == (
         "does not hold even 1 request in flight; what limits it is p95 ttft <= 1s"
+    )
+
+
+def test_a_goal_that_one_request_alone_misses_is_no_question_of_the_best():
+    loaded = Pretended(lambda load: 1.2 + load).climb(start=1.0, rival=Rival(3, 1.0))
+    assert "status" not in loaded.known
+    assert loaded.metrics["boundary_high"] == (1.0,)
+
+
+def test_rounds_of_a_confirmation_are_told_together():
+    first = measured(Pretended(queueing(13.9)).climb())
+    second = measured(Pretended(queueing(12.5)).climb())
+    assert boundary_text(merged([first, second])) == (
+        "holds up to 13 requests in flight (12 to 15); what limits it is p95 ttft <= 1s"
+    )
+    never = measured(Pretended(lambda load: 1.2 + load).climb())
+    assert boundary_text(merged([first, never])) == (
+        "holds no load in every round; what limits it is p95 ttft <= 1s"
     )
 
 

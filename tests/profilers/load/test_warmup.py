@@ -44,10 +44,15 @@ def test_a_long_prefill_at_first_is_no_slow_step():
     assert pace_of(warmed(lambda step: 1.0, prefill_s=0.01)).is_steady
 
 
-@pytest.mark.parametrize("tokens", [(1, 1, 1, 1), (4, 4, 4, 4)])
+@pytest.mark.parametrize("tokens", [(1, 1, 1, 1), (4, 4, 4, 4), (12, 12, 12, 12)])
 def test_nothing_is_told_from_a_handful_of_steps(tokens):
     assert pace_of(warmed(lambda step: 1.0, tokens)) is None
     assert pace_of([]) is None
+
+
+def test_a_step_counts_once_however_many_decode_in_it():
+    assert pace_of(warmed(lambda step: 1.0, (14, 14, 14, 14))) is not None
+    assert pace_of(warmed(lambda step: 1.0, (12,) * 40)) is None
 
 
 @pytest.mark.parametrize(
