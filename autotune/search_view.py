@@ -15,6 +15,7 @@ from kvtune.autotune.ledger import Entry
 from kvtune.autotune.so_far import SoFar
 from kvtune.autotune.spending import confirmation_s, trial_s
 from kvtune.autotune.standing import ranked
+from kvtune.autotune.words import boundary_text
 from kvtune.policies.stack import describe
 from kvtune.profilers.goal import slo_key, slo_text
 from kvtune.profilers.metrics.base import metric_of
@@ -37,7 +38,10 @@ class Margin:
 
 @dataclass(frozen=True, slots=True)
 class Incumbent:
-    """The best trial so far. `over_stock` is its objective over the baseline's, if that has one."""
+    """The best trial so far. `over_stock` is its objective over the baseline's, if that has one.
+
+    `load` says how much it holds, where that was looked for.
+    """
 
     number: int
     settings: str
@@ -45,6 +49,7 @@ class Incumbent:
     over_stock: float | None
     meets_goal: bool
     margins: tuple[Margin, ...]
+    load: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,7 @@ def _best(so_far: SoFar) -> Incumbent | None:
         margins=tuple(
             Margin(slo_text(slo), means.get(slo_key(slo)), slo.limit_s) for slo in goal.slos
         ),
+        load=boundary_text(best.measurement),
     )
 
 

@@ -60,8 +60,8 @@ class LiveReporter(TerminalReporter):
         with (
             self._closing(),
             Live(
+                self,
                 console=console.stderr,
-                get_renderable=self.frame,
                 refresh_per_second=DRAWS_PER_S,
                 vertical_overflow="crop",
             ),
@@ -89,7 +89,7 @@ class LiveReporter(TerminalReporter):
         """Note where the search stands."""
         self._view, self._seen_s = view, time.monotonic()
 
-    def frame(self) -> Group:
+    def __rich__(self) -> Group:
         """All lines that there is room for, as a terminal of this size shows them."""
         stderr = console.stderr
         width = min(stderr.width, WIDEST)
@@ -136,6 +136,8 @@ class LiveReporter(TerminalReporter):
         else:
             parts += [(2, _line("best", _incumbent(view, view.best)))]
             parts += [(6, _line("", Text(view.best.settings, "bold")))]
+            if view.best.load:
+                parts += [(6, _line("", Text(view.best.load)))]
             names = max((len(margin.limit) for margin in view.best.margins), default=0)
             parts += [
                 (5, _line("", _margin(margin, names, width, self._glyphs)))
@@ -163,7 +165,7 @@ class LiveReporter(TerminalReporter):
             said.append(f"about {_clock(left_s)}")
         if self._price_per_hour is not None and (is_limited or plan.trial_s):
             most = "at most " if is_limited else "about "
-            said.append(f"{most}{left_s / 3600 * self._price_per_hour:.2f} of money")
+            said.append(f"{most}{left_s / 3600 * self._price_per_hour:.2f} to pay")
         if self._price_per_hour is not None:
             said.append(f"{self._spent():.2f} spent")
         return Text(", ".join(said))
@@ -226,10 +228,11 @@ def _rung(rung: RungState) -> Text:
 def _plan_text(plan: Plan) -> str:
     """What is left goes to."""
     count = plan.affordable
-    trials = f"{'up to ' if count else ''}{count} trial{'' if count == 1 else 's'}"
+    trials = f"up to {count} trial{'' if count == 1 else 's'}" if count else "no more trials"
     if not plan.trial_s:
         return trials
-    said = [f"{trials} of {duration(plan.trial_s)}", f"confirmation {_clock(plan.confirming_s)}"]
+    each = f" of {duration(plan.trial_s)}" if count else ""
+    said = [trials + each, f"confirmation {_clock(plan.confirming_s)}"]
     if plan.asking_s:
         said.append(f"questions {_clock(plan.asking_s)}")
     return ", ".join(said)

@@ -63,7 +63,7 @@ def drawn(monkeypatch):
         if view is not None:
             reporter.standing(view)
         now[0] += later_s
-        terminal.print(reporter.frame(), end="")
+        terminal.print(reporter, end="")
         out.seek(0)
         return out.read().splitlines()
 
@@ -105,7 +105,7 @@ def test_what_is_left_is_told_with_what_it_goes_to(drawn):
     tight = replace(VIEW, plan=replace(PLAN, left_s=395.0))
     assert "up to 2 trials of 40 s" in line_of(drawn(tight), "confirmation")
     late = replace(VIEW, plan=replace(PLAN, left_s=120.0))
-    assert "0 trials of 40 s" in line_of(drawn(late), "confirmation")
+    assert "no more trials, confirmation 4:00" in line_of(drawn(late), "confirmation")
 
 
 def test_time_goes_on_between_two_trials(drawn):
@@ -126,7 +126,7 @@ def test_without_a_limit_on_time_the_plan_says_about_how_long_it_takes(drawn):
 def test_a_price_says_what_was_spent_and_what_can_still_be_spent(drawn):
     # 600 s at 12 an hour are 2.00, of which 30 s are 0.10.
     said = line_of(drawn(price=12.0, later_s=30.0), "left")
-    assert said.endswith("9:30 of time, at most 1.90 of money, 0.10 spent")
+    assert said.endswith("9:30 of time, at most 1.90 to pay, 0.10 spent")
 
 
 @pytest.mark.parametrize("width", [24, 40, 80, 200])
@@ -148,6 +148,12 @@ def test_a_terminal_without_block_characters_gets_plain_ones(drawn):
     lines = drawn(encoding="ascii")
     assert lines[2].strip().startswith("######....... 30/60")
     assert all(line.isascii() for line in lines)
+
+
+def test_the_load_that_was_looked_for_is_told(drawn):
+    held = replace(VIEW, best=replace(BEST, load="holds up to 14 requests in flight"))
+    assert line_of(drawn(held), "holds") == "holds up to 14 requests in flight"
+    assert len(drawn(held)) == len(drawn()) + 1
 
 
 def test_before_anything_is_known_only_what_is_done_now_is_shown(drawn):
@@ -179,6 +185,8 @@ def test_the_last_state_stays_and_what_was_printed_too(monkeypatch):
         reporter.load(HALF)
         reporter.standing(VIEW)
         reporter.note("a remark")
+        reporter.phase("Measuring 7 of 12: block-size 16")
+        assert "Measuring 7 of 12" in out.getvalue().rpartition("now")[2], "drawn with each line"
     said = out.getvalue()
     last = said[said.rindex("kvtune search") :]
     assert "trial 3, goodput 4.81" in last
