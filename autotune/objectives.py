@@ -23,7 +23,7 @@ from kvtune.autotune.limits import Also
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.space import SearchSpace
 from kvtune.autotune.standing import rejected
-from kvtune.policies.base import Context, policies
+from kvtune.policies.base import policies
 from kvtune.policies.kv_memory import SHARE, SIZED_BY
 from kvtune.profilers.metrics.base import metric_of
 from kvtune.profilers.quality import traffic
@@ -284,13 +284,16 @@ def pool_bytes(found: Measurement, arguments: Mapping[str, JsonValue]) -> int | 
     return None if each is None or tokens is None else round(each * tokens)
 
 
-def why_same_memory(space: SearchSpace, ctx: Context) -> str:
-    """Why no setting that is searched changes the memory of the KV pool; empty if one does."""
+def why_same_memory(space: SearchSpace, base: Mapping[str, JsonValue]) -> str:
+    """Why no setting that is searched changes the memory of the KV pool; empty if one does.
+
+    `base` are the arguments that the user fixed.
+    """
     known = policies()
     searched = {name for entry in space.knobs for name in known[entry.policy].arguments}
     if searched & {SHARE, *SIZED_BY}:
         return ""
-    if ctx.fixed("num-gpu-blocks-override") and searched & {*BY_BLOCKS}:
+    if "num-gpu-blocks-override" in base and searched & {*BY_BLOCKS}:
         return ""
     return space.refusals.get("kv_memory", "the engine gives it the same under all settings")
 

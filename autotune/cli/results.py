@@ -9,11 +9,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvtune.autotune.cli.console import headline, shares_text, stdout
+from kvtune.autotune.cli.front_table import print_front
 from kvtune.autotune.words import amount, interval
 from kvtune.types import Decision, Evidence, Outcome, Profile
 
 if TYPE_CHECKING:
     from kvtune.autotune.cli.options import Arguments
+    from kvtune.autotune.space import SearchSpace
     from kvtune.autotune.tune import Tuning
     from kvtune.profilers.measure import LoadPlan
     from kvtune.types import Device, EngineInfo, Harm, Workload
@@ -27,7 +29,7 @@ OUTCOME_TEXT: Mapping[Outcome, str] = {
 }
 
 
-def print_space(
+def space_of(
     info: EngineInfo,
     device: Device,
     model: str,
@@ -35,9 +37,9 @@ def print_space(
     workload: Workload,
     plan: LoadPlan,
     max_harm: Harm,
-) -> None:
+) -> SearchSpace:
     """What would be searched, as far as it is known before anything is measured."""
-    from kvtune.autotune.space import build_space, dry_run_text
+    from kvtune.autotune.space import build_space
     from kvtune.kernels.device import detect_detail
     from kvtune.policies.base import Context
     from kvtune.policies.checkpoint import model_shape
@@ -51,8 +53,14 @@ def print_space(
         fingerprint=workload.fingerprint,
         max_concurrency=plan.concurrency,
     )
-    text = dry_run_text(build_space(situation, harm=max_harm))
-    stdout.print(text, markup=False, soft_wrap=True)
+    return build_space(situation, harm=max_harm)
+
+
+def print_space(space: SearchSpace) -> None:
+    """Show what would be searched."""
+    from kvtune.autotune.space import dry_run_text
+
+    stdout.print(dry_run_text(space), markup=False, soft_wrap=True)
 
 
 def print_outcome(tuning: Tuning, decision: Decision) -> None:
@@ -62,6 +70,8 @@ def print_outcome(tuning: Tuning, decision: Decision) -> None:
     study, number = tuning.study, decision.recommended
     settings = "" if number is None else describe(tuning.store.trial(study, number).trial.stack)
     print_decision(decision, settings, study=study.name, objective=study.goal.objective)
+    trials = tuning.so_far.points
+    print_front(decision, {one.trial.number: describe(one.trial.stack) for one in trials})
     command = "show" if number is None else "emit --format vllm-yaml -o DIRECTORY --study"
     stdout.print(f"\nNext: kvtune {command} {study.name}", markup=False, soft_wrap=True)
 

@@ -45,6 +45,7 @@ def search(
     max_harm: search_options.MaxHarm = "near-lossless",
     explore_lossy: search_options.ExploreLossy = False,
     sampler: search_options.SamplerName = "auto",
+    also: search_options.AlsoWanted = None,
     quality: search_options.Quality = None,
     quality_size: search_options.QualitySize = "standard",
     quality_data: search_options.QualityData = None,
@@ -82,7 +83,7 @@ def search(
     from kvtune.autotune.cli.console import print_json
     from kvtune.autotune.cli.live import search_reporter
     from kvtune.autotune.exclusive import only_search_of
-    from kvtune.autotune.limits import Budget, Rules
+    from kvtune.autotune.limits import Also, Budget, Rules
     from kvtune.autotune.reuse import ServerPool
     from kvtune.autotune.study import open_study
     from kvtune.autotune.trial import Bench, check_model
@@ -94,13 +95,11 @@ def search(
         refuse_overrides,
     )
     from kvtune.engines.vllm.secret_names import refuse_secrets_in_command
-    from kvtune.errors import BadInput
     from kvtune.kernels.device import detect_device
     from kvtune.profilers.goal import parse_goal
     from kvtune.types import Harm
 
-    if max_harm not in (Harm.LOSSLESS, Harm.NEAR_LOSSLESS):
-        raise BadInput(f"--max-harm {max_harm!r} is not known", fix="use lossless or near-lossless")
+    harm = search_options.read_harm(max_harm)
     proposing = search_options.read_sampler(sampler)
     check_model(model)
     model = options.resolved_model(model)
@@ -119,6 +118,7 @@ def search(
         context_tokens,
         no_quality=no_quality,
     )
+    beside = search_options.read_also(also or [], harm, asks_quality=asked is not None)
     plan = options.make_plan(
         requests,
         model=model,
@@ -148,8 +148,10 @@ def search(
             start_timeout_s=start_timeout,
             reporter=reporter,
         )
+        space = results.space_of(info, device, model, base, requests, plan, harm)
+        search_options.refuse_same_memory(beside, space, base)
         if dry_run:
-            results.print_space(info, device, model, base, requests, plan, Harm(max_harm))
+            results.print_space(space)
             return
         measured = measured_environment(os.environ, platform=info.platform)
         # What reaches a server behind a command is for the command to say.
@@ -171,7 +173,7 @@ def search(
             server={"command": engine_command, "environment": dict(measured)},
             quality=None if asked is None else asked.settings(),
         )
-        if asked is None and max_harm != Harm.LOSSLESS:
+        if asked is None and harm is not Harm.LOSSLESS:
             reporter.note(
                 "no questions of quality are asked (--no-quality): only a long-prompt canary and "
                 "the answers to the workload itself are looked at"
@@ -207,13 +209,14 @@ def search(
                     probe_s=options.parse_duration(probe_time) if probe else 0.0,
                 ),
                 rules=Rules(
-                    max_harm=Harm(max_harm),
-                    explore_lossy=explore_lossy,
+                    max_harm=harm,
+                    explore_lossy=explore_lossy or Also.QUALITY in beside,
                     seed=seed,
                     remeasure=remeasure,
                     quality=asked,
                     early_stop=not no_early_stop,
                     sampler=proposing,
+                    also=beside,
                 ),
             )
             decision = tuning.run()

@@ -9,7 +9,8 @@ import typer
 if TYPE_CHECKING:
     from kvtune import types
     from kvtune.autotune.cli.options import Arguments
-    from kvtune.autotune.limits import QualityRules, Sampler
+    from kvtune.autotune.limits import Also, QualityRules, Sampler
+    from kvtune.autotune.space import SearchSpace
     from kvtune.profilers.measure import LoadPlan
 
 Model = Annotated[str, typer.Option("--model", help="Checkpoint directory or hub id to serve.")]
@@ -180,6 +181,66 @@ def read_harm(text: str) -> types.Harm:
     except ValueError:
         fix = f"use {', '.join(Harm)}"
         raise BadInput(f"--max-harm {text!r} is not known", fix=fix) from None
+
+
+AlsoWanted = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--also",
+        help="Search for what else is wanted beside the goal's objective, too: quality (answers "
+        "close to stock ones; tries what may change them from the start) or memory (a small KV "
+        "pool). The result is a front (repeatable).",
+        show_default=False,
+    ),
+]
+
+
+def read_also(texts: list[str], harm: types.Harm, *, asks_quality: bool) -> tuple[Also, ...]:
+    """What is wanted beside the goal's own objective, each once.
+
+    Raises:
+        BadInput: there is no such objective, or it could not be measured.
+    """
+    from kvtune.autotune.limits import Also
+    from kvtune.errors import BadInput
+    from kvtune.types import Harm
+
+    for text in texts:
+        if text not in [*Also]:
+            raise BadInput(f"--also {text!r} is not known", fix=f"use {' or '.join(Also)}")
+    found = tuple(one for one in Also if one in texts)
+    if Also.QUALITY not in found:
+        return found
+    if not asks_quality:
+        raise BadInput(
+            "--also quality cannot be measured where no questions are asked",
+            fix="leave out --no-quality",
+        )
+    if harm is Harm.LOSSLESS:
+        raise BadInput(
+            "--also quality tells nothing apart: lossless settings all answer as stock ones do",
+            fix="use --max-harm near-lossless, or leave out --also quality",
+        )
+    return found
+
+
+def refuse_same_memory(also: tuple[Also, ...], space: SearchSpace, base: Arguments) -> None:
+    """Refuse memory as an objective where all settings of a space have the same.
+
+    Raises:
+        BadInput: they do.
+    """
+    if not also:
+        return
+    from kvtune.autotune.limits import Also
+    from kvtune.autotune.objectives import why_same_memory
+    from kvtune.errors import BadInput
+
+    if Also.MEMORY in also and (why := why_same_memory(space, base)):
+        raise BadInput(
+            f"--also memory cannot be measured here: no setting that is searched changes it: {why}",
+            fix="leave out --also memory",
+        )
 
 
 def read_sampler(text: str) -> Sampler:

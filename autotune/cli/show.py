@@ -43,6 +43,7 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
     from rich.table import Table
 
     from kvtune.autotune.cli.console import print_json, stdout
+    from kvtune.autotune.cli.front_table import print_front
     from kvtune.autotune.cli.quality_table import print_trials
     from kvtune.autotune.cli.results import print_decision, print_rejected
     from kvtune.autotune.strict_json import strict_json
@@ -96,6 +97,7 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
         settings = "" if chosen is None else describe(chosen.trial.stack)
         print_decision(decision, settings, study=study.name, objective=study.goal.objective)
         print_rejected(decision)
+        print_front(decision, {row.number: describe(row.trial.stack) for row in trials})
     print_trials(reports)
 
 

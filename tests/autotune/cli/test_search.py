@@ -114,6 +114,20 @@ BAD = {
     "a harm that is none": (["--max-harm", "some"], "--max-harm 'some' is not known"),
     "a load that is none": (["--load-at", "x"], "--load-at 'x' is not known"),
     "a sampler that is none": (["--sampler", "x"], "--sampler 'x' is not known"),
+    "an objective that is none": (["--also", "x"], "--also 'x' is not known"),
+    "quality where nothing is asked": (
+        ["--also", "quality", "--no-quality", "--max-harm", "near-lossless"],
+        "--also quality cannot be measured where no questions are asked",
+    ),
+    "quality of what all answers alike": (
+        ["--also", "quality"],
+        "lossless settings all answer as stock ones do",
+    ),
+    "memory that no setting changes": (
+        ["--also", "memory"],
+        "--also memory cannot be measured here: no setting that is searched changes it: "
+        "kv-cache-memory-bytes is fixed by --engine-args and sizes the pool",
+    ),
     "a workload that is not there": (["--workload", "nope.jsonl"], "there is no file nope.jsonl"),
     "a format that is none": (["--workload-format", "x"], "there is no trace format 'x'"),
     "an engine that is none": (["--engine", "x"], "there is no engine 'x'"),
