@@ -56,11 +56,20 @@ ProbeTime = Annotated[
     ),
 ]
 MaxHarm = Annotated[
-    str, typer.Option("--max-harm", help="lossless or near-lossless: what may be tried.")
+    str,
+    typer.Option(
+        "--max-harm",
+        help="lossless, near-lossless or lossy: the most harm that may be tried, if less misses "
+        "the goal. Whatever may change answers has to pass the questions of quality.",
+    ),
 ]
 ExploreLossy = Annotated[
     bool,
-    typer.Option("--explore-lossy", help="Try levers that may change answers from the start."),
+    typer.Option(
+        "--explore-lossy",
+        help="Try levers that may change answers from the start, and print the price of each step "
+        "of harm.",
+    ),
 ]
 Quality = Annotated[
     list[str] | None,
