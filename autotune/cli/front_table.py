@@ -19,8 +19,8 @@ def print_front(decision: Decision, settings: Mapping[int, str]) -> None:
     front = decision.front
     if front is None:
         return
-    wanted = " and ".join(front.objectives)
-    stdout.print(f"\n[bold]Front[/bold] of {wanted}: no other trial beats these", soft_wrap=True)
+    wanted = ", ".join(front.objectives)
+    stdout.print(f"\n[bold]Front[/bold] ({wanted}): no other trial beats these", soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("trial")
     for name in front.objectives:
