@@ -243,8 +243,9 @@ def _alike(field: Field, cells: _Cells, rows: Ints, columns: Ints) -> Floats:
     pick = np.ix_(np.arange(len(LENGTHS)), rows, columns)
     additive, joint = field.additive[pick][cells.length], field.joint[pick][cells.length]
     share, own = cells.joint[:, None, None], cells.own[:, None, None]
-    found: Floats = cells.size[:, None, None] ** 2 * ((1 - share) * additive + share * joint)
-    return found + own**2 * (rows[:, None] == columns[None, :])
+    shared = cells.size[:, None, None] ** 2 * ((1 - share) * additive + share * joint)
+    found: Floats = shared + own**2 * (rows[:, None] == columns[None, :])
+    return found
 
 
 def _trend(prior: Floats, rows: Ints, columns: Ints, scale: float) -> Floats:

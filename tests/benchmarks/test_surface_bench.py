@@ -53,8 +53,8 @@ def test_the_space_is_kvtunes_own_with_the_recorded_values(surface):
         axis = next(axis for axis in surface.axes if axis.knob == entry.knob.name)
         assert set(entry.knob.choices) <= set(axis.values)
         assert entry.knob.default == axis.stock
-    # Blocks of 256 tokens are not offered where stock could not hold a sequence in them.
-    assert {len(entry.knob.choices) for entry in space.knobs} == {2, 3, 7}
+    # Blocks of 256 tokens are offered too: in 8 bits a sequence fits in them.
+    assert {len(entry.knob.choices) for entry in space.knobs} == {2, 3, 4, 7}
     for values in ({"max_num_seqs": 3, "kv_cache_dtype": "fp8"}, {"block_size": 32}):
         stack = stack_from(space, values, surface.context)
         point = point_of(surface.axes, stack.arguments)
