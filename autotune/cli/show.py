@@ -46,6 +46,7 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
     from kvtune.autotune.cli.front_table import print_front
     from kvtune.autotune.cli.quality_table import print_trials
     from kvtune.autotune.cli.results import print_decision, print_rejected
+    from kvtune.autotune.ledger import RUNG_CONFIRM
     from kvtune.autotune.strict_json import strict_json
     from kvtune.policies.stack import describe
     from kvtune.profilers.goal import goal_text
@@ -84,7 +85,8 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
         table.add_column(column, justify="right")
     for trial in trials:
         parent = trial.trial.parent
-        name = describe(trial.trial.stack) if parent is None else f"confirms {parent}"
+        again = "confirms" if trial.rung == RUNG_CONFIRM else "repeats"
+        name = describe(trial.trial.stack) if parent is None else f"{again} {parent}"
         table.add_row(
             str(trial.number),
             escape(name),
@@ -120,7 +122,8 @@ def _show_trial(history: Store, trial: TrialRow, *, json: bool) -> None:
         soft_wrap=True,
     )
     if trial.trial.parent is not None:
-        stdout.print(f"  measures trial {trial.trial.parent} again, to confirm it")
+        why = ", to confirm it" if trial.rung == RUNG_CONFIRM else ""
+        stdout.print(f"  measures trial {trial.trial.parent} again{why}")
     for choice in trial.trial.stack.choices:
         for name, value in choice.arguments.items():
             _print_setting(name, value, choice.because)
