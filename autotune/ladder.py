@@ -7,7 +7,7 @@ What a lever relieves, and so which the verdict closes, is for `space` to say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtune.autotune.space import SearchSpace, build_space
@@ -137,6 +137,11 @@ def unlocked(rung: Rung, above: Rung, stand: Stand, why: str) -> str:
         f"{SETTINGS[above.harm]} are tried from here on: {why}; {stand.met} of {stand.trials} "
         f"{rung.harm} trials met the goal by then"
     )
+
+
+def untried(rungs: Sequence[Rung], harms: Collection[Harm]) -> list[Rung]:
+    """The rungs that have something of their own to try, which no trial of these `harms` was."""
+    return [rung for rung in rungs if rung.opens and rung.harm not in harms]
 
 
 def _opened(below: SearchSpace, space: SearchSpace) -> tuple[str, ...]:

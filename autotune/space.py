@@ -195,16 +195,21 @@ def _that_fit(space: SearchSpace, ctx: Context) -> SearchSpace:
     refusals = dict(space.refusals)
     knobs = []
     for entry in space.knobs:
-        knob, kept = entry.knob, []
-        for choice in knob.choices:
-            reason = _misfit(space, knob, choice, ctx)
-            if reason is None or choice == knob.default:
-                kept.append(choice)
-            else:
-                refusals[f"{knob.name}={choice}"] = reason
-        fitting = knob if len(kept) == len(knob.choices) else replace(knob, choices=tuple(kept))
-        if _is_open(fitting):
-            knobs.append(replace(entry, knob=fitting))
+        knob = entry.knob
+        misfits = {
+            choice: reason
+            for choice in knob.choices
+            if (reason := _misfit(space, knob, choice, ctx))
+        }
+        if len(misfits) == len(knob.choices):
+            misfits = {}  # Whatever does not fit, it is not for this knob to mend.
+        misfits.pop(knob.default, None)
+        if misfits:
+            kept = tuple(choice for choice in knob.choices if choice not in misfits)
+            entry = replace(entry, knob=replace(knob, choices=kept))
+            refusals |= {f"{knob.name}={choice}": why for choice, why in misfits.items()}
+        if _is_open(entry.knob):
+            knobs.append(entry)
         else:
             refusals[entry.policy] = "there is only one value to try"
     return SearchSpace(_linked(knobs), refusals)

@@ -21,7 +21,7 @@ from kvtune.autotune.explore.kin import MOST, Kin, starts, told
 from kvtune.autotune.forecast.foresight import Foresight
 from kvtune.autotune.guesses import first_guesses
 from kvtune.autotune.judging import judge_earlier
-from kvtune.autotune.ladder import Rung, Stand, ladder, next_step, unlocked
+from kvtune.autotune.ladder import Rung, Stand, ladder, next_step, unlocked, untried
 from kvtune.autotune.ledger import RUNG_OF, RUNG_REPEAT, Entry, RequestSet
 from kvtune.autotune.limits import Rules
 from kvtune.autotune.reporting import Reporter
@@ -95,7 +95,11 @@ class Exploration:
                 why = "; ".join(f"{name}: {reason}" for name, reason in space.refusals.items())
                 self.reporter.step("stop", f"nothing can be searched here: {why}")
                 return
-            if not self.search.has_queued and (why := self.advice.stop(space)):
+            why = "" if self.search.has_queued else self.advice.stop(space)
+            if (bare := self._without_price()) and (why or self._left <= len(bare)):
+                self.noted.add(f"price of {bare[0].name}")
+                space, why = bare[0].space, ""
+            if why:
                 self.reporter.step("stop", why)
                 return
             following = self._propose(space)
@@ -132,8 +136,7 @@ class Exploration:
 
     def _start_from_kin(self, space: SearchSpace) -> None:
         """Queue the best points of earlier studies, in at most half of the trials that are left."""
-        left = self.so_far.budget.trials - len(self.so_far.tried)
-        early = starts(self.kin, space, self.context, most=min(MOST, max(left // 2, 1)))
+        early = starts(self.kin, space, self.context, most=min(MOST, max(self._left // 2, 1)))
         if new := [one for one in early if self.search.suggest_first(space, one.values)]:
             self.reporter.note(told(new))
 
@@ -187,6 +190,19 @@ class Exploration:
                 if rung.space.knobs and self._stand(rung).met:
                     return rung
         return self.rungs[self.top]
+
+    def _without_price(self) -> list[Rung]:
+        """Where prices are asked for, the lower rungs without a trial: each gets one at the end.
+
+        Else harm would be compared with stock, and not with the best that does none.
+        """
+        tried = {entry.trial.stack.harm for entry in self.so_far.points if entry.trial.number}
+        bare = untried(self.rungs[: self.top], tried) if self.rules.explore_lossy else []
+        return [rung for rung in bare if f"price of {rung.name}" not in self.noted]
+
+    @property
+    def _left(self) -> int:
+        return self.so_far.budget.trials - len(self.so_far.tried)
 
     def _may_harm(self) -> bool:
         """Whether another trial can be asked what its answers are worth, if any is asked."""

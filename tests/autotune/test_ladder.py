@@ -14,6 +14,7 @@ from kvtune.autotune.ladder import (
     ladder,
     next_step,
     unlocked,
+    untried,
 )
 from kvtune.autotune.space import SearchSpace, build_space
 from kvtune.types import Bottleneck, Harm, Verdict
@@ -173,6 +174,11 @@ def test_a_rung_without_anything_to_try_never_opens():
     empty = replace(L3, opens=())
     done = replace(EARLY, spent=1.0, is_exhausted=True)
     assert next_step(L2, empty, done, unasked, is_asked_for=True) == ""
+
+
+def test_rungs_without_a_trial_are_found_if_there_is_anything_to_try():
+    assert untried((L1, L2, L3), {LOSSLESS, LOSSY}) == [L2]
+    assert untried((L1, replace(L2, opens=())), {LOSSLESS}) == []
 
 
 def test_what_opens_is_said_with_how_the_trials_stood():

@@ -137,6 +137,18 @@ def test_the_default_stays_even_where_only_smaller_blocks_fit():
     assert sizes_in(Harm.LOSSLESS, **{"max-model-len": 2800})[0] == (32, 64, 128)
 
 
+def test_levers_that_cannot_mend_a_pool_keep_their_values():
+    # Only blocks of 32 or 64 together with eight bits hold so long a request.
+    ctx = situation(
+        max_concurrency=20,
+        base_arguments={"kv-cache-memory-bytes": 64 * MIB, "max-model-len": 5700},
+    )
+    space = build_space(ctx, harm=Harm.NEAR_LOSSLESS)
+    assert knob_in(space, "block_size").knob.choices == (32, 64, 128)
+    assert len(knob_in(space, "enable_prefix_caching").knob.choices) == 2
+    assert len(knob_in(space, "kv_cache_dtype").knob.choices) == 3
+
+
 def knob_in(space, name):
     (entry,) = [entry for entry in space.knobs if entry.knob.name == name]
     return entry
