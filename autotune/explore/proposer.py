@@ -332,9 +332,9 @@ class ModelProposer:
             return view
         at, points = view.region.row_of, view.region.points
         rows = [(row, one.costs) for one in self._good() if (row := at(one.arguments)) is not None]
-        best = float(view.outlook.expected()[view.measured].max(initial=LEAST_RATE))
+        likely = np.maximum(view.outlook.expected() * view.runs, LEAST_RATE)
         seed = (self._seed, len(self._seen))
-        weighing = weighing_of(self._also, points, rows, ctx, most=best, seed=seed)
+        weighing = weighing_of(self._also, points, rows, ctx, expected=likely, seed=seed)
         return replace(view, outlook=replace(view.outlook, weighing=weighing))
 
     def _gains(self, view: _View) -> Floats:

@@ -29,17 +29,23 @@ AUGMENTED = 0.05
 """How much all that is lost counts beside the worst of it: of points with the same worst loss, the
 one that loses less elsewhere is better (Knowles, 2006)."""
 
+LEAST_SPREAD = 0.1
+"""Share of the goal's own objective: where the cheapest point has nearly as much as any, what is
+left to lose is no reason to give everything else up for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
     """One weight for each objective.
 
-    `weights` are (1 + costs,) and add up to 1, that of the goal's own objective first, of which
-    `most` loses nothing. `losses` are (costs, points): 0 for the cheapest point, 1 for the dearest.
+    `weights` are (1 + costs,) and add up to 1, that of the goal's own objective first: `most` of it
+    loses nothing, and `most - spread` all that there is to lose on the front. `losses` are (costs,
+    points): 0 for the cheapest point, 1 for the one with the most of the goal's own objective.
     """
 
     weights: Floats
     most: float
+    spread: float
     losses: Floats
 
     def of(self, objective: Floats, rows: Ints | None = None) -> Floats:
@@ -53,9 +59,9 @@ class Weighing:
         worst, total = weighted.max(axis=0), weighted.sum(axis=0)
         if rows is not None:
             worst, total = worst[rows, None], total[rows, None]
-        own = self.weights[0] * (1 - objective / self.most)
-        found: Floats = 1 + AUGMENTED - np.maximum(own, worst) - AUGMENTED * (own + total)
-        return found
+        own = self.weights[0] * (self.most - objective) / self.spread
+        found = 1 + AUGMENTED - np.maximum(own, worst) - AUGMENTED * (own + total)
+        return np.asarray(np.maximum(found, 0.0))
 
 
 def weighing_of(
@@ -64,22 +70,26 @@ def weighing_of(
     known: Sequence[tuple[int, Mapping[str, float]]],
     ctx: Context,
     *,
-    most: float,
+    expected: Floats,
     seed: Sequence[int],
 ) -> Weighing:
-    """Draw a weighing.
+    """Draw a weighing; objectives count by how far they are apart at the ends of the front.
 
     Args:
         also: the objectives beside the goal's own one.
         points: the points of a region.
         known: rows of measured points with what each costs, by objective.
         ctx: what is known once the baseline was measured.
-        most: the goal's own objective of the best point, above 0.
+        expected: (points,) what is expected of the goal's own objective; not 0 everywhere.
         seed: of the weights.
     """
     weights = np.random.default_rng(list(seed)).dirichlet(np.ones(1 + len(also)))
-    losses = [_shares(_costs(one, points, known, ctx)) for one in also]
-    return Weighing(weights, most, np.array(losses).reshape(len(also), len(points)))
+    costs = [_costs(one, points, known, ctx) for one in also]
+    fastest = int(expected.argmax())
+    most = float(expected[fastest])
+    least = min((float(expected[own == own.min()].max()) for own in costs), default=most)
+    losses = np.array([_shares(own, fastest) for own in costs])
+    return Weighing(weights, most, max(most - least, LEAST_SPREAD * most), losses)
 
 
 def _costs(
@@ -137,8 +147,12 @@ def foretold_bytes(arguments: Mapping[str, JsonValue], ctx: Context) -> float | 
     return base + (share - before) * ctx.device.memory_bytes
 
 
-def _shares(costs: Floats) -> Floats:
-    """Each cost as a share of the range of all."""
-    spread = float(np.ptp(costs)) if len(costs) else 0.0
-    found: Floats = (costs - costs.min()) / spread if spread > 0 else np.zeros(len(costs))
+def _shares(costs: Floats, fastest: int) -> Floats:
+    """Each cost beside the least one, as a share of what the fastest point costs beside it.
+
+    Where that costs no more, as a share of the range of all.
+    """
+    beside = costs - costs.min()
+    spread = float(beside[fastest]) or float(beside.max())
+    found: Floats = beside / spread if spread > 0 else beside
     return found

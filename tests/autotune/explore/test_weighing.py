@@ -31,8 +31,9 @@ def point(**arguments):
     return Candidate(arguments, PolicyStack(choices=choices))
 
 
-def drawn(points, known, also=(Also.QUALITY,), ctx=CTX, seed=(0, 0)):
-    return weighing_of(also, points, known, ctx, most=1.0, seed=seed)
+def drawn(points, known, also=(Also.QUALITY,), ctx=CTX, seed=(0, 0), expected=None):
+    expected = np.ones(len(points)) if expected is None else np.array(expected)
+    return weighing_of(also, points, known, ctx, expected=expected, seed=seed)
 
 
 @given(
@@ -43,23 +44,23 @@ def drawn(points, known, also=(Also.QUALITY,), ctx=CTX, seed=(0, 0)):
 )
 def test_a_point_that_is_beaten_is_never_worth_more(weight, ours, more, less):
     gained, lost = ours
-    weighing = Weighing(np.array([weight, 1 - weight]), 1.0, np.array([[lost * less, lost]]))
+    weighing = Weighing(np.array([weight, 1 - weight]), 1.0, 1.0, np.array([[lost * less, lost]]))
     better, worse = weighing.of(np.array([gained + more, gained]))
-    assert better > worse >= 0
+    assert better > worse or better == worse == 0, "0 is as bad as what cannot run"
 
 
 def test_the_weight_decides_between_what_gains_and_what_costs_little():
     costs = np.array([[1.0, 0.4, 0.0]])
     gains = np.array([1.0, 0.8, 0.1])
     best = [
-        int(Weighing(np.array([own, 1 - own]), 1.0, costs).of(gains).argmax())
+        int(Weighing(np.array([own, 1 - own]), 1.0, 1.0, costs).of(gains).argmax())
         for own in (0.99, 0.6, 0.05)
     ]
     assert best == [0, 1, 2], "every point of the front is the best by some weight"
 
 
 def test_points_of_some_rows_are_worth_what_all_are():
-    weighing = Weighing(np.array([0.5, 0.5]), 2.0, np.array([[0.0, 0.3, 1.0]]))
+    weighing = Weighing(np.array([0.5, 0.5]), 2.0, 1.5, np.array([[0.0, 0.3, 1.0]]))
     gains = np.array([0.5, 1.0, 2.0])
     some = weighing.of(gains[[2, 0]][:, None] * np.ones((2, 4)), np.array([2, 0]))
     assert some == pytest.approx(weighing.of(gains)[[2, 0]][:, None] * np.ones((2, 4)))
@@ -119,3 +120,17 @@ def test_blocks_of_a_fixed_number_take_memory_by_their_size_and_format():
 
 def test_memory_that_nobody_tells_is_unknown():
     assert foretold_bytes({}, replace(CTX, baseline=None)) is None
+
+
+def test_objectives_count_by_how_far_they_are_apart_at_the_ends_of_the_front():
+    """The fastest costs 4 and has 10, the best of the cheapest ones has 8; a fourth costs 8."""
+    points = [point(), point(block_size=32), *(point(kv_cache_dtype=f"f{n}") for n in (1, 2, 3))]
+    known = [(2, {"quality": 2.0}), (3, {"quality": 4.0}), (4, {"quality": 8.0})]
+    found = drawn(points, known, expected=[6, 8, 9, 10, 3])
+    assert (found.most, found.spread) == (10, 2)
+    assert found.losses == pytest.approx(np.array([[0, 0, 0.5, 1, 2]]))
+
+
+def test_where_the_cheapest_is_as_fast_as_any_a_tenth_is_all_there_is_to_lose():
+    found = drawn([point(), point(block_size=32)], [], expected=[5, 10])
+    assert (found.most, found.spread) == (10, 1)
