@@ -31,10 +31,10 @@ def test_a_page_is_written_here_unless_it_is_told_where(
 
 def test_as_json_nothing_is_written_unless_asked(after_search, kvtune, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = kvtune("report", "--json").json()
+    found = kvtune("report", after_search.study, "--json").json()
     assert found["decision"] == after_search.decision
     assert list(tmp_path.glob("*.html")) == []
-    kvtune("report", "--json", "-o", "page.html").json()
+    kvtune("report", after_search.study, "--json", "-o", "page.html").json()
     assert (tmp_path / "page.html").is_file()
 
 
@@ -49,7 +49,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_read(
 
 
 def test_optuna_opens_the_same_database(after_search, kvtune):
-    found = kvtune("report", "--json").json()
+    found = kvtune("report", after_search.study, "--json").json()
     study = optuna.load_study(
         study_name=after_search.study, storage=f"sqlite:///{after_search.home}/kvtune.db"
     )
