@@ -17,6 +17,7 @@ from kvtune.autotune.explore.front import (
     knee,
     no_better_than,
 )
+from kvtune.autotune.forecast.noise import BETWEEN_SERVERS
 from kvtune.autotune.gates import Gates
 from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import Also
@@ -130,11 +131,13 @@ class Objectives:
         other ones is compared once more among itself.
         """
         noise = noise_of(self.goal, [*(e.measurement for e in points), *confirmed.values()])
+        # Rounds measured in turns do not show by how much trials far apart in time differ.
+        apart = max(noise, Noise(BETWEEN_SERVERS), key=lambda one: one.ratio)
         able = self._able(points, gates, confirmed)
         floor = self._floor(points)
         figures = {
             entry.trial.number: {
-                self.goal.objective: self._gained(entry.measurement, noise),
+                self.goal.objective: self._gained(entry.measurement, apart),
                 **self.costs(entry, floor),
             }
             for entry in able
@@ -168,7 +171,7 @@ class Objectives:
                 for n, own in figures.items()
                 if (missing := set(self.names) - set(own))
             },
-            reasons=self._reasons(noise, floor, is_empty=not members),
+            reasons=self._reasons(apart, floor, is_empty=not members),
         )
 
     def outstanding(self, points: Sequence[Entry], gates: Gates) -> list[int]:
@@ -238,7 +241,7 @@ class Objectives:
         return None if report is None else divergence(report)
 
     def _reasons(self, noise: Noise, floor: Interval | None, *, is_empty: bool) -> tuple[str, ...]:
-        how = "assumed" if noise.freedom is None else f"from {noise.freedom} repeats"
+        how = "assumed" if noise.freedom is None else f"with {noise.freedom} degrees of freedom"
         found = [
             "a trial is beaten by one that has no worse figure in any objective and a better one, "
             f"beyond the {SURE:.0%} intervals of both, in at least one; noise of one measurement "

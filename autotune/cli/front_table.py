@@ -36,6 +36,13 @@ def print_front(decision: Decision, settings: Mapping[int, str]) -> None:
             "\n".join(said),
         )
     stdout.print(table)
+    by = None if decision.recommended is None else front.beaten.get(decision.recommended)
+    if by is not None:
+        stdout.print(
+            f"- trial {decision.recommended} is recommended by {front.objectives[0]} alone: trial "
+            f"{by} beats it",
+            soft_wrap=True,
+        )
     for trial, reason in sorted(front.unplaced.items()):
         stdout.print(f"- trial {trial} has no place: {escape(reason)}", soft_wrap=True)
     for reason in front.reasons:

@@ -139,6 +139,7 @@ def test_more_rounds_tell_apart_what_one_does_not():
     points = [entry(number, one) for number, one in once.items()]
     assert numbers(front(points)) == [1, 0]
     assert numbers(front(points, confirmed=often)) == [1]
+    assert numbers(front([entry(n, one) for n, one in often.items()])) == [1]
     assert front(points, confirmed=often).points[0].confirmed.repeats == 6
 
 
@@ -251,6 +252,17 @@ def test_noise_is_what_repeats_of_one_configuration_differ_by():
     found = noise_of(GOAL, [*pairs, measured(70.0)])
     assert (found.ratio, found.freedom) == (pytest.approx(0.5**0.5), 4)
     assert noise_of(GOAL, pairs[:2]) == Noise(ASSUMED_RATIO), "two repeats say too little"
+
+
+def test_trials_of_the_search_are_never_compared_by_less_than_what_servers_differ_by():
+    """Rounds differ by 0.03%, and yet 3% apart in the search is nothing."""
+    often = {n: measured(*[own, own * 1.0003] * 3) for n, own in enumerate((5.0, 5.15))}
+    points = [
+        entry(n, measured(one.metrics["goodput_requests_per_s"][0])) for n, one in often.items()
+    ]
+    found = front(points, confirmed={0: often[0]})
+    assert numbers(found) == [1, 0]
+    assert found.points[0].figures["goodput"].high > 5.15 * 1.05
 
 
 def test_the_interval_of_one_measurement_is_as_wide_as_the_noise():

@@ -71,6 +71,11 @@ def test_every_trial_has_its_figures_and_what_is_known_of_it(printed):
         assert text in said
 
 
+def test_a_recommendation_that_is_not_on_the_front_is_told(printed):
+    said = printed(FRONT.model_copy(update={"points": FRONT.points[:1], "beaten": {3: 7, 0: 3}}))
+    assert "- trial 3 is recommended by goodput alone: trial 7 beats it" in said
+
+
 def test_it_fits_a_narrow_terminal(printed):
     assert max(map(len, printed(FRONT).splitlines()[1:-2])) <= 80
 
