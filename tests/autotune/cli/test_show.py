@@ -5,7 +5,9 @@ import math
 
 import pytest
 from contracts.store_values import a_quality_report, a_study, a_trial, measure, ok
+from contracts.studies import add, measured
 
+from kvtune.autotune.ledger import RUNG_REPEAT
 from kvtune.store.database import open_store
 from kvtune.store.rows import QualityReportRow, StudyRow, TrialRow
 from kvtune.types import (
@@ -58,6 +60,15 @@ def test_a_trial_shows_its_settings_with_reasons_figures_and_what_ran(after_sear
 
 def test_a_confirmation_says_what_it_confirms(after_search, kvtune):
     assert "measures trial 0 again, to confirm it" in kvtune("show", f"{after_search.study}/4").out
+
+
+def test_a_repeat_of_the_search_is_no_confirmation(kvtune):
+    with open_store() as history:
+        study = a_study(history)
+        add(history, study, 0, {}, measured(1.0))
+        add(history, study, 1, {}, measured(1.1), parent=0, seed=1000, rung=RUNG_REPEAT)
+    assert "repeats 0" in kvtune("show", study.name).out
+    assert "measures trial 0 again\n" in kvtune("show", f"{study.name}/1").out
 
 
 def test_a_trial_as_json_is_a_valid_row(after_search, kvtune):
