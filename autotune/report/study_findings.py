@@ -9,11 +9,12 @@ from statistics import fmean
 
 from pydantic import JsonValue
 
+from kvtune.autotune import objectives
 from kvtune.autotune.decide import mean_metrics, objective_values
 from kvtune.autotune.report.study_view import Point, Standing, StudyView, seconds_of
 from kvtune.profilers.goal import slo_key, slo_text
 from kvtune.profilers.statistics import mean_interval, paired_ratio_interval
-from kvtune.types import Harm, Interval, Measurement
+from kvtune.types import Harm, Interval
 
 MIB = 1 << 20
 
@@ -287,31 +288,13 @@ def quality_front(view: StudyView) -> list[Spot]:
 def divergence(view: StudyView, number: int) -> Interval | None:
     """The mean KL divergence of a trial's answers over all of the fidelity suite, if measured."""
     row = view.report_of(number)
-    figures = () if row is None else row.report.figures
-    return next(
-        (
-            each.change
-            for each in figures
-            if each.suite == "fidelity" and each.metric == "kl" and not each.category
-        ),
-        None,
-    )
+    found = None if row is None else objectives.divergence(row.report)
+    return None if found is None else found.change
 
 
 def _pool_bytes(point: Point) -> int | None:
-    found = point.row.measurement
-    return None if found is None or found.effective is None else _bytes_of(found)
-
-
-def _bytes_of(found: Measurement) -> int | None:
-    effective = found.effective
-    if effective is None:
-        return None
-    if effective.kv_cache_memory_bytes is not None:
-        return effective.kv_cache_memory_bytes
-    each = found.kv_bytes_per_token_observed or found.kv_bytes_per_token_predicted
-    tokens = effective.kv_cache_size_tokens
-    return None if each is None or tokens is None else round(each * tokens)
+    found, trial = point.row.measurement, point.row.trial
+    return None if found is None else objectives.pool_bytes(found, trial.arguments)
 
 
 def _front(known: Sequence[tuple[Point, float]]) -> list[Spot]:
