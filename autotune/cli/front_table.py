@@ -8,10 +8,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvtune.autotune.cli.console import stdout
-from kvtune.autotune.words import digits, interval
-from kvtune.types import Decision, Front, FrontPoint, Interval
-
-MIB = 1 << 20
+from kvtune.autotune.front_words import figure_text, remarks, roles, unlike_text
+from kvtune.autotune.words import interval
+from kvtune.types import Decision, Front, FrontPoint
 
 
 def print_front(decision: Decision, settings: Mapping[int, str]) -> None:
@@ -31,41 +30,19 @@ def print_front(decision: Decision, settings: Mapping[int, str]) -> None:
         said = [escape(settings.get(point.trial, "")), *_marks(point, front, decision)]
         table.add_row(
             str(point.trial),
-            *(_text(point.figures[name]) for name in front.objectives),
+            *(figure_text(point.figures[name]) for name in front.objectives),
             interval(point.confirmed),
             "\n".join(said),
         )
     stdout.print(table)
-    by = None if decision.recommended is None else front.beaten.get(decision.recommended)
-    if by is not None:
-        stdout.print(
-            f"- trial {decision.recommended} is recommended by {front.objectives[0]} alone: trial "
-            f"{by} beats it",
-            soft_wrap=True,
-        )
-    for trial, reason in sorted(front.unplaced.items()):
-        stdout.print(f"- trial {trial} has no place: {escape(reason)}", soft_wrap=True)
-    for reason in front.reasons:
-        stdout.print(f"- {escape(reason)}", soft_wrap=True)
+    for remark in remarks(front, decision):
+        stdout.print(f"- {escape(remark)}", soft_wrap=True)
 
 
 def _marks(point: FrontPoint, front: Front, decision: Decision) -> list[str]:
-    """What is to be said of a point beside its figures."""
-    number = point.trial
-    roles = ["recommended"] if number == decision.recommended else []
-    roles += [f"best {name}" for name, trial in front.ends.items() if trial == number]
-    roles += ["knee"] if number == front.knee else []
-    said = [f"[bold]{', '.join(roles)}[/bold]"] if roles else []
-    if point.no_better_than:
-        named = ", ".join(map(str, point.no_better_than))
-        said.append(f"[dim]beyond noise no better than {named}[/dim]")
-    if point.doubt:
-        said.append(f"[yellow]{escape(point.doubt)}[/yellow]")
-    return said
-
-
-def _text(figure: Interval) -> str:
-    """A figure in few characters: bytes in MiB, what is exact without its interval."""
-    if figure.unit == "bytes":
-        return f"{digits(figure.estimate / MIB)} MiB"
-    return "0" if figure.unit == "nats" and figure.estimate == 0 else interval(figure)
+    styled = {
+        "bold": roles(point, front, decision.recommended),
+        "dim": unlike_text(point),
+        "yellow": point.doubt,
+    }
+    return [f"[{style}]{escape(said)}[/{style}]" for style, said in styled.items() if said]

@@ -27,6 +27,7 @@ from kvtune.autotune.report.study_findings import (
     quality_front,
     value_text,
 )
+from kvtune.autotune.report.study_front import front_blocks
 from kvtune.autotune.report.study_view import StudyView
 from kvtune.autotune.words import digits, duration, verdict_text
 from kvtune.profilers.goal import goal_text
@@ -54,6 +55,7 @@ def tradeoff_blocks(view: StudyView) -> tuple[Block, ...]:
     if len(view.measured) < 2:
         return ("Fewer than two trials have a number, so there is nothing to trade.",)
     return (
+        *front_blocks(view),
         memory
         or "Memory: the KV pool was of one size in all trials, so goodput was bought with none.",
         quality
