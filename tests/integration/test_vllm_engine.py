@@ -137,6 +137,16 @@ def test_the_cache_that_was_asked_for_is_the_cache_that_is_there(launch):
     assert effective.model_dtype == "bfloat16"
 
 
+def test_layers_that_are_skipped_keep_their_format_and_long_prompts_are_read_right(launch):
+    fp8 = {"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["0", "1", "28", "29"]}
+    filler = "On that day Ivo found a red lamp at the mill and took it to the chapel. " * 40
+    prompt = f"{filler}The secret number is 7194. {filler}What is the secret number? It is"
+    with launch(**fp8) as mixed, launch() as stock:
+        # 26 of 30 layers take half of what they took: 160 blocks where stock has 91.
+        assert (mixed.effective.num_gpu_blocks, stock.effective.num_gpu_blocks) == (160, 91)
+        assert complete(mixed, prompt, 5) == complete(stock, prompt, 5)
+
+
 @pytest.mark.parametrize(
     ("changed", "failure", "said", "fix"),
     [
