@@ -6,6 +6,7 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from kvtune.autotune.limits import Also
 from kvtune.autotune.search import Search
 from kvtune.autotune.space import SearchSpace, SpaceKnob
 from kvtune.errors import StoreError
@@ -48,6 +49,20 @@ def test_every_proposal_has_typed_values_of_the_space(space, url):
         assert isinstance(proposal.values["watermark"], float)
         assert ("hash" in proposal.values) is (proposal.values["prefix"] is True)
         search.tell(proposal, float(proposal.values["block"]), [0.0])
+
+
+def test_further_objectives_are_minimised_in_a_study_of_their_own(space, url):
+    alone, front = Search("s", url, seed=1), Search("s", url, seed=1, also=tuple(Also))
+    assert (alone.name, front.name) == ("s", "s-front-quality-memory")
+    front.tell(front.ask(space), 2.0, [-0.5], [0.01, 64.0])
+    front.tell_cut(front.ask(space), 1.0, 0.5)
+    front.tell_failed(front.ask(space))
+    for number in range(8):
+        front.tell(front.ask(space), 1.0, [0.0], [0.02 * number, 70.0])
+    kept = optuna.load_study(study_name=front.name, storage=url)
+    assert [one.name for one in kept.directions] == ["MAXIMIZE", "MINIMIZE", "MINIMIZE"]
+    assert [2.0, 0.01, 64.0] in [one.values for one in kept.best_trials]
+    assert Search("s", url, seed=1, also=tuple(Also)).ask(space).optuna_number == 11
 
 
 def test_points_named_first_are_proposed_first(space, url):
