@@ -256,7 +256,7 @@ class Objectives:
         if Also.MEMORY in self.also:
             found.append("memory is that of the KV pool on each device, as the engine reports it")
         if is_empty:
-            found.append("no measured trial meets every goal and may be shipped: nobody is on it")
+            found.append("no measured trial meets every goal and may be shipped")
         return tuple(found)
 
 

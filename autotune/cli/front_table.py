@@ -19,7 +19,15 @@ def print_front(decision: Decision, settings: Mapping[int, str]) -> None:
     if front is None:
         return
     wanted = ", ".join(front.objectives)
-    stdout.print(f"\n[bold]Front[/bold] ({wanted}): no other trial beats these", soft_wrap=True)
+    told = "no other trial beats these" if front.points else "nobody is on it"
+    stdout.print(f"\n[bold]Front[/bold] ({wanted}): {told}", soft_wrap=True)
+    if front.points:
+        stdout.print(_table(decision, front, settings))
+    for remark in remarks(front, decision):
+        stdout.print(f"- {escape(remark)}", soft_wrap=True)
+
+
+def _table(decision: Decision, front: Front, settings: Mapping[int, str]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("trial")
     for name in front.objectives:
@@ -34,9 +42,7 @@ def print_front(decision: Decision, settings: Mapping[int, str]) -> None:
             interval(point.confirmed),
             "\n".join(said),
         )
-    stdout.print(table)
-    for remark in remarks(front, decision):
-        stdout.print(f"- {escape(remark)}", soft_wrap=True)
+    return table
 
 
 def _marks(point: FrontPoint, front: Front, decision: Decision) -> list[str]:

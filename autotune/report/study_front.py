@@ -14,6 +14,8 @@ def front_blocks(view: StudyView) -> tuple[Block, ...]:
     if decision is None or decision.front is None:
         return ()
     front = decision.front
+    if not front.points:
+        return tuple(remarks(front, decision))
     columns = (
         Column("trial", is_number=True),
         *(Column(name, is_number=True) for name in front.objectives),

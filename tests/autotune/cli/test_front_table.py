@@ -80,5 +80,10 @@ def test_it_fits_a_narrow_terminal(printed):
     assert max(map(len, printed(FRONT).splitlines()[1:-2])) <= 80
 
 
+def test_an_empty_front_has_no_table_and_says_why(printed):
+    said = printed(Front(objectives=("goodput", "memory"), points=(), reasons=("a reason",)))
+    assert said.splitlines()[1:] == ["Front (goodput, memory): nobody is on it", "- a reason"]
+
+
 def test_without_a_front_nothing_is_shown(printed):
     assert printed(None) == ""

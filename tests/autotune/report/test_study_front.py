@@ -75,5 +75,15 @@ def test_without_a_front_the_page_has_none(tmp_path):
         assert front_blocks(of(store, ({}, measured(5.0)))) == ()
 
 
+def test_an_empty_front_is_said_to_be(tmp_path):
+    empty = Front(objectives=("goodput",), points=(), reasons=("a reason",))
+    with open_store(tmp_path / "s.db") as store:
+        seen = of(store, ({}, measured(5.0)))
+        store.save_decision(
+            seen.study, Decision(outcome="infeasible", recommended=0, baseline=0, front=empty)
+        )
+        assert front_blocks(study_view(store, seen.study)) == ("a reason",)
+
+
 def test_programs_get_it_whole(view):
     assert Front.model_validate(json.loads(study_json(view))["decision"]["front"]) == FRONT
