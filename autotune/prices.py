@@ -159,7 +159,7 @@ def _price(goal: Goal, best: Offer, below: Offer | None, gain: Interval | None, 
     )
     said = f"{best.rung}, trial {best.number} ({best.settings})"
     if below is not None:
-        said += f": {goal.objective} {buys_text(price)}, for {', '.join(cost_texts(price))}"
+        said += f": {goal.objective} {buys_text(price)}; costs {', '.join(cost_texts(price))}"
     return price.model_copy(update={"says": said})
 
 

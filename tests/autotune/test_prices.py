@@ -131,7 +131,7 @@ def test_what_it_costs_is_told_in_figures_and_whether_it_is_proved(outcome, size
         proof,
     ]
     assert found.says == (
-        "L2, trial 1 (setting 1): goodput +18% (measured apart) over stock, for "
+        "L2, trial 1 (setting 1): goodput +18% (measured apart) over stock; costs "
         + ", ".join(cost_texts(found))
     )
 

@@ -105,7 +105,7 @@ def test_what_the_suites_found_is_shown_with_the_study_and_the_trial(kvtune):
 
 
 def test_a_study_shows_what_each_step_of_harm_bought(kvtune):
-    said = "L2, trial 1 (kv-cache-dtype fp8): goodput +18% over stock, for [not proven]"
+    said = "L2, trial 1 (kv-cache-dtype fp8): goodput +18% over stock; costs [not proven]"
     price = Price(
         rung="L2", harm=Harm.NEAR_LOSSLESS, trial=1, settings="fp8", value=2.0, over=0, says=said
     )
