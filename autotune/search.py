@@ -68,19 +68,19 @@ class Search:
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._storage = optuna.storages.RDBStorage(storage_url)
-        sampler = TPESampler(multivariate=True, n_startup_trials=STARTUP_TRIALS, seed=seed)
         self._study = optuna.create_study(
             study_name="-".join([name, *(["front", *also] if also else [])]),
             storage=self._storage,
-            sampler=sampler,
             directions=["maximize", *["minimize"] * len(also)],
             load_if_exists=True,
         )
         self._is_front = bool(also)
         told = len(self._study.get_trials(deepcopy=False))
         self._rng = random.Random(seed + told)
-        if told:
-            sampler.reseed_rng()
+        # What goes on must not draw again what it drew before.
+        self._study.sampler = TPESampler(
+            multivariate=True, n_startup_trials=STARTUP_TRIALS, seed=seed + told
+        )
         self._named = dict(self._study.user_attrs)
         self._open: dict[int, Trial] = {}
         self._first: deque[dict[str, JsonValue]] = deque()

@@ -72,6 +72,26 @@ def test_points_named_first_are_proposed_first(space, url):
     assert search.ask(space).values == first
 
 
+def test_a_point_is_proposed_as_often_as_it_is_asked_for(space, url):
+    search = Search("s", url, seed=1)
+    point = {"block": 64, "prefix": False, "watermark": 0.1, "seqs": 7}
+    for _ in range(2):
+        proposal = search.ask_at(space, point)
+        assert proposal.values == point
+        search.tell(proposal, 1.0, [0.0])
+
+
+def test_it_knows_what_waits_to_be_proposed(space, url):
+    search = Search("s", url, seed=1)
+    assert not search.has_queued
+    search.suggest_first(space, {"block": 32, "prefix": False, "watermark": 0.1, "seqs": 7})
+    assert search.has_queued
+    search.tell_stopped(search.ask(space))
+    assert search.has_queued, "what was stopped comes up again"
+    search.tell(search.ask(space), 1.0, [0.0])
+    assert not search.has_queued
+
+
 def test_what_a_killed_search_left_open_comes_up_again(space, url):
     killed = Search("s", url, seed=1)
     left = killed.ask(space)
