@@ -120,7 +120,7 @@ def at_load(
         return replace(plan, arrivals=ClosedLoop(int(load)), at_boundary=False), sent
     # So that a low rate takes no longer than the workload's own.
     share = load * arrivals.time_scale / _rate(requests)
-    sent = requests[: max(LEAST_REQUESTS, math.ceil(share * len(requests)))]
+    sent = requests[: max(_first_two_times(requests), math.ceil(share * len(requests)))]
     scaled = OpenLoop(_rate(sent) / load, arrivals.max_concurrency)
     return replace(plan, arrivals=scaled, at_boundary=False), sent
 
@@ -199,6 +199,16 @@ def check_boundary(plan: LoadPlan, requests: Sequence[Request], goal: Goal) -> N
             fix='give a limit, such as --goal "p95 ttft <= 800ms"',
         )
     ladder_of(plan, requests)
+
+
+def _first_two_times(requests: Sequence[Request]) -> int:
+    """How many of the first requests have a rate: not all of a burst that a workload begins with.
+
+    At least `LEAST_REQUESTS`.
+    """
+    first_s = requests[0].arrival_s
+    later = next((n for n, one in enumerate(requests) if one.arrival_s != first_s), 0)
+    return max(LEAST_REQUESTS, later + 1)
 
 
 def _rate(requests: Sequence[Request]) -> float:

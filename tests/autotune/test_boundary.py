@@ -98,6 +98,17 @@ def test_a_rate_is_made_by_scaling_the_times_and_takes_no_longer_than_the_worklo
     assert at_load(limited, requests, 1.0)[0].arrivals.max_concurrency == 5
 
 
+def test_a_burst_at_the_beginning_is_sent_at_every_rate_with_what_comes_after_it():
+    burst = [Request(input_tokens=8, output_tokens=4, arrival_s=0.0) for _ in range(30)]
+    later = [Request(input_tokens=8, output_tokens=4, arrival_s=10.0 + n) for n in range(60)]
+    check_boundary(OPEN, requests := burst + later, GOAL)
+    sent = [at_load(OPEN, requests, load) for load in ladder_of(OPEN, requests).loads]
+    assert len(sent[0][1]) == 31
+    # Thirty gaps in the ten seconds until the first that comes later: three requests a second.
+    lowest = ladder_of(OPEN, requests).loads[0]
+    assert sent[0][0].arrivals.time_scale == pytest.approx(3.0 / lowest)
+
+
 @pytest.mark.parametrize("plan", [CLOSED, OPEN])
 @given(st.floats(0.3, 200.0), st.floats(0.3, 60.0))
 def test_the_boundary_of_any_server_is_found_closely_and_in_few_tries(plan, limit, start):
