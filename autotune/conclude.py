@@ -61,6 +61,7 @@ def conclude(
         final,
         out,
         rounds=so_far.budget.confirm_rounds if confirmed else 0,
+        is_confirmed=bool(confirmed),
         bound_by=bound_by,
     )
     chosen = [entry for entry in points if entry.trial.number == decision.recommended]

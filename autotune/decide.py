@@ -125,14 +125,16 @@ def decide(
     rejected: Mapping[int, str],
     *,
     rounds: int = 0,
+    is_confirmed: bool = True,
     bound_by: Callable[[int], str] = lambda number: "",
 ) -> Decision:
     """Choose among finalists; `rejected` are the other trials with their reasons.
 
     A value of one candidate and the value of another at the same place are a pair: they were
     measured in the same round. With a single value each nothing can be proved, and the best so far
-    is named as no more than that. `rounds` is how many were planned at most, where fewer may have
-    been enough. `bound_by` says in words what limited the run of a trial, if that is known.
+    is named as no more than that; so it is where nothing `is_confirmed`, as repeats on one server
+    do not show by how much servers differ. `rounds` is how many were planned at most, where fewer
+    may have been enough. `bound_by` says in words what limited the run of a trial, if it is known.
     """
     everyone = [*finalists, *([baseline] if baseline is not None else [])]
     everyone = [c for c in everyone if objective_values(goal, c.measurement)]
@@ -144,7 +146,7 @@ def decide(
             reasons=("no trial produced a measurement", *_why_not(baseline)),
             rejected=dict(rejected),
         )
-    field = _Field(goal, baseline, everyone, rounds)
+    field = _Field(goal, baseline, everyone, rounds, is_confirmed=is_confirmed)
     feasible = [c for c in everyone if meets_goal(goal, c.measurement)]
     if not feasible:
         outcome, ties, reasons = _infeasible(goal, everyone, bound_by)
@@ -185,11 +187,19 @@ class _Field:
     """All that were measured, beside each other."""
 
     def __init__(
-        self, goal: Goal, baseline: Candidate | None, everyone: Sequence[Candidate], rounds: int
+        self,
+        goal: Goal,
+        baseline: Candidate | None,
+        everyone: Sequence[Candidate],
+        rounds: int,
+        *,
+        is_confirmed: bool,
     ) -> None:
         self.goal = goal
         self.baseline = baseline
         self.values = {c.number: rounds_of(goal, c.measurement) for c in everyone}
+        if not is_confirmed:
+            self.values = {n: (_mean(own),) for n, own in self.values.items()}
         self._most = max(rounds, *map(len, self.values.values()))
         self.findings: Mapping[int, Finding] = {}
         if baseline is not None and baseline.number in self.values:
@@ -249,6 +259,11 @@ class _Field:
         )
 
 
+def _mean(values: Sequence[Value]) -> Value:
+    """All repeats on one server as one value."""
+    return Value(fmean(one.value for one in values))
+
+
 _Choice = tuple[Outcome, list[Candidate], tuple[str, ...]]
 """The outcome, the candidates that share the first place, and why."""
 
@@ -261,7 +276,7 @@ def _choose(field: _Field, feasible: Sequence[Candidate]) -> _Choice:
         return Outcome.KEEP_BASELINE, list(feasible), (reason,)
     best = field.best(feasible)
     if len(field.values[best.number]) < 2:
-        reason = "the best so far: measured once, so it cannot be told from chance"
+        reason = "the best so far: measured on one server, so it cannot be told from chance"
         return Outcome.NO_CLEAR_WINNER, [best], (reason,)
     if baseline is None or baseline.number not in field.values:
         return _without_baseline(field, feasible)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Literal
 
-from kvtune.autotune.decide import mean_metrics, meets_goal, objective_values
+from kvtune.autotune.decide import mean_metrics, meets_goal, missed_by, objective_values
 from kvtune.autotune.ladder import STOCK, Rung
 from kvtune.autotune.ledger import Entry
 from kvtune.autotune.so_far import SoFar
@@ -151,27 +151,26 @@ def _ladder(points: Sequence[Entry], rungs: Sequence[Rung], top: int) -> tuple[R
 
 
 def _best(so_far: SoFar) -> Incumbent | None:
-    """The first of those that may be shipped, the baseline among them."""
+    """The one that may be shipped and is best, or closest to the goal; the baseline may be it."""
     goal, points = so_far.goal, so_far.distinct
     stock = [e for e in points if e.trial.number == 0 and objective_values(goal, e.measurement)]
     contenders = [*ranked(goal, points, so_far.gates)[:1], *stock]
     if not contenders:
         return None
 
-    def worth(entry: Entry) -> tuple[bool, float]:
-        found = entry.measurement
-        return meets_goal(goal, found), fmean(objective_values(goal, found))
+    def value_of(entry: Entry) -> float:
+        return fmean(objective_values(goal, entry.measurement))
 
-    best = max(contenders, key=worth)
-    is_met, value = worth(best)
-    before = worth(stock[0])[1] if stock else 0.0
+    best = max(contenders, key=lambda one: (-missed_by(goal, one.measurement), value_of(one)))
+    value = value_of(best)
+    before = value_of(stock[0]) if stock else 0.0
     means = mean_metrics(best.measurement)
     return Incumbent(
         number=best.trial.number,
         settings=describe(best.trial.stack),
         value=value,
         over_stock=value / before if before > 0 else None,
-        meets_goal=is_met,
+        meets_goal=meets_goal(goal, best.measurement),
         margins=tuple(
             Margin(slo_text(slo), means.get(slo_key(slo)), slo.limit_s) for slo in goal.slos
         ),

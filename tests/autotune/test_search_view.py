@@ -64,6 +64,13 @@ def test_what_meets_the_goal_is_before_what_has_more(watched, landscape):
     assert (views[-1].best.settings, views[-1].best.over_stock) == ("block-size 32", 0.5)
 
 
+def test_where_nothing_meets_the_goal_the_closest_is_the_best(watched, landscape):
+    landscape.goodput = lambda arguments: 1.0 if arguments.get("block-size") == 32 else 2.0
+    landscape.ttft_s = lambda arguments: 1.5 if arguments.get("block-size") == 32 else 9.0
+    best = watched(trials=8)[-1][1].best
+    assert (best.settings, best.meets_goal) == ("block-size 32", False)
+
+
 def test_rungs_say_what_they_open_and_how_often_they_were_tried(watched):
     ladder = watched(trials=4)[-1][1].ladder
     assert [(rung.name, rung.state, rung.tried) for rung in ladder] == [

@@ -190,3 +190,15 @@ def test_the_raw_runs_of_every_repeat_are_kept(search, landscape, store):
 )
 def test_another_seed_or_number_of_repeats_is_another_study(other, search, landscape):
     assert search().study.name != search(**other).study.name
+
+
+def test_repeats_on_one_server_each_prove_nothing_without_a_confirmation(search, landscape):
+    landscape.goodput = lambda arguments: 3.0 if arguments.get("block-size") == 32 else 2.0
+    budget = Budget(trials=6, finalists=1, repeats=4)
+    tuning = search(budget=budget)
+    landscape.interrupt_at = 6
+    decision = tuning.run()
+    assert tuning.interrupted
+    assert landscape.confirmed == []
+    assert decision.outcome is Outcome.NO_CLEAR_WINNER
+    assert decision.gain_ratio.low is None
