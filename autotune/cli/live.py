@@ -113,9 +113,10 @@ class LiveReporter(TerminalReporter):
         return "#." if console.stderr.options.ascii_only else "█░"
 
     def _progress(self, width: int) -> Text:
-        if self._share is None:
+        share = self._share  # Whoever measures may take it away meanwhile.
+        if share is None:
             return Text(self._doing)
-        done, total = self._share
+        done, total = share
         bar = _bar(done / total if total else 0.0, width // 6, "cyan", self._glyphs)
         return Text.assemble(bar, " ", self._doing)
 

@@ -211,3 +211,22 @@ def test_an_interrupt_leaves_the_cursor_visible_and_the_state_readable(monkeypat
     said = out.getvalue()
     assert "trial 3, goodput 4.81" in said
     assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")
+
+
+def test_progress_that_ends_while_it_is_drawn_is_drawn_all_the_same(drawn):
+    class Ending(LiveReporter):
+        """Another thread begins a new step right after each look at its progress."""
+
+        @property
+        def _share(self):
+            found, self._left_over = self._left_over, None
+            return found
+
+        @_share.setter
+        def _share(self, value):
+            self._left_over = value
+
+    drawn()
+    reporter = Ending()
+    reporter._share = (1, 2)
+    assert "█" in reporter._progress(60).plain
