@@ -81,6 +81,7 @@ def build_space(ctx: Context, *, harm: Harm) -> SearchSpace:
     """
     known = policies()
     knobs: list[SpaceKnob] = []
+    still: dict[str, JsonValue] = {}
     refusals: dict[str, str] = {}
     for name in sorted(known, key=position):
         policy = known[name]()
@@ -94,12 +95,13 @@ def build_space(ctx: Context, *, harm: Harm) -> SearchSpace:
         offered = [_within(harm, knob, policy, refused) for knob in policy.knobs(ctx)]
         allowed = [entry for entry in offered if _is_open(entry.knob)]
         knobs += allowed
+        still |= {one.knob.name: one.knob.default for one in offered if one not in allowed}
         if not allowed:
             refusals[name] = "there is only one value to try"
         if offered:
             refusals |= refused
-    linked = SearchSpace(_linked(knobs), refusals)
-    return _that_fit(linked, ctx)
+    linked = _linked(knobs, still, refusals)
+    return _that_fit(SearchSpace(linked, refusals), ctx)
 
 
 def unhelpful(policy: Policy, ctx: Context) -> str:
@@ -193,7 +195,8 @@ def _that_fit(space: SearchSpace, ctx: Context) -> SearchSpace:
     Which values fit with which is for each point to say, see `infeasible_reason`.
     """
     refusals = dict(space.refusals)
-    knobs = []
+    knobs: list[SpaceKnob] = []
+    still: dict[str, JsonValue] = {}
     for entry in space.knobs:
         knob = entry.knob
         misfits = {
@@ -211,8 +214,9 @@ def _that_fit(space: SearchSpace, ctx: Context) -> SearchSpace:
         if _is_open(entry.knob):
             knobs.append(entry)
         else:
+            still[knob.name] = knob.default
             refusals[entry.policy] = "there is only one value to try"
-    return SearchSpace(_linked(knobs), refusals)
+    return SearchSpace(_linked(knobs, still, refusals), refusals)
 
 
 def _misfit(space: SearchSpace, knob: Knob, choice: JsonValue, ctx: Context) -> str | None:
@@ -236,21 +240,29 @@ def _is_open(knob: Knob) -> bool:
     return len(knob.choices) > 1 or not knob.choices
 
 
-def _linked(knobs: Sequence[SpaceKnob]) -> tuple[SpaceKnob, ...]:
-    """Drop conditions on knobs that the space does not have: those are at their defaults."""
+def _linked(
+    knobs: Sequence[SpaceKnob], still: Mapping[str, JsonValue], refusals: dict[str, str]
+) -> tuple[SpaceKnob, ...]:
+    """The knobs without conditions on those that the space does not have.
+
+    Knobs with one value are `still` at it: what needs another one of them is refused. Others are
+    fixed by the user, and policies that depend on them look at that themselves.
+    """
     names = {entry.knob.name for entry in knobs}
-    return tuple(
-        replace(
-            entry,
-            active_when={
-                name: allowed
-                for name, allowed in (entry.active_when or {}).items()
-                if name in names
-            }
-            or None,
-        )
-        for entry in knobs
-    )
+    found: list[SpaceKnob] = []
+    for entry in knobs:
+        conditions = entry.active_when or {}
+        missed = [
+            name
+            for name, allowed in conditions.items()
+            if name in still and still[name] not in allowed
+        ]
+        if missed:
+            refusals[entry.policy] = f"{missed[0]} has no value to try that it goes with"
+            continue
+        left = {name: allowed for name, allowed in conditions.items() if name in names}
+        found.append(replace(entry, active_when=left or None))
+    return tuple(found)
 
 
 def _without_inactive(space: SearchSpace, point: Mapping[str, JsonValue]) -> dict[str, JsonValue]:

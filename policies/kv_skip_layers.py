@@ -8,8 +8,8 @@ from typing import ClassVar
 from pydantic import JsonValue
 
 from kvtune.policies.base import Context, Knob, Policy, Support
+from kvtune.policies.kv_dtype import FP8, PER_TOKEN_HEAD, KvDtype
 from kvtune.policies.kv_dtype import KNOB as DTYPE
-from kvtune.policies.kv_dtype import OFFERED, PER_TOKEN_HEAD, KvDtype
 from kvtune.policies.settings import base_settings
 from kvtune.types import Choice, Harm
 
@@ -17,7 +17,7 @@ KNOB = "kv_cache_dtype_skip_layers"
 ENDS = 2
 """Layers kept at each end: as many as vLLM keeps of its own accord under TurboQuant."""
 
-MIXED = (*OFFERED, *PER_TOKEN_HEAD)
+MIXED = (*FP8, *PER_TOKEN_HEAD)
 """The formats that go with layers in another one, and do not choose these themselves."""
 
 

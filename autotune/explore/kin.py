@@ -102,8 +102,10 @@ def starts(
             for choice in trial.stack.choices:
                 values |= {n: value for n, value in choice.parameters.items() if n in knobs}
             stack = stack_from(space, values, ctx)
+            # Without what changed answers there, the rest is another point, which nobody measured.
             is_lost = any(
-                choice.harm is not Harm.LOSSLESS and not knobs & set(choice.parameters)
+                choice.harm is not Harm.LOSSLESS
+                and not choice.arguments.items() <= stack.arguments.items()
                 for choice in trial.stack.choices
             )
             if is_lost or not stack.arguments or infeasible_reason(stack, ctx):

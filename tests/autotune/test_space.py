@@ -12,6 +12,7 @@ from kvtune.autotune.space import (
     stack_from,
     unhelpful,
 )
+from kvtune.kernels.device import DeviceDetail
 from kvtune.policies.base import Context
 from kvtune.policies.kv_dtype import KvDtype
 from kvtune.policies.model_shape import ModelShape
@@ -105,6 +106,17 @@ def test_a_condition_on_a_knob_that_is_not_there_falls_away():
     (entry,) = [entry for entry in space.knobs if entry.policy == "max_num_active_seqs"]
     assert entry.active_when is None
     assert entry.is_active({})
+
+
+def test_a_knob_whose_condition_can_never_hold_is_refused():
+    # fp8 needs a compute capability of 8.0, and the other formats are lossy: auto is all there is.
+    ctx = situation("cuda", detail=DeviceDetail((7, 5)))
+    near = build_space(ctx, harm=Harm.NEAR_LOSSLESS)
+    assert not {entry.policy for entry in near.knobs} & {"kv_dtype", "kv_skip_layers"}
+    assert "kv_cache_dtype" in near.refusals["kv_skip_layers"]
+    assert stack_from(near, {"kv_cache_dtype_skip_layers": 2}, ctx).arguments == {}
+    lossy = build_space(ctx, harm=Harm.LOSSY)
+    assert {"kv_dtype", "kv_skip_layers"} <= {entry.policy for entry in lossy.knobs}
 
 
 def sizes_in(harm, **base):

@@ -48,8 +48,9 @@ def test_it_is_refused_where_no_layer_would_differ(ctx, why):
     assert why in KvSkipLayers().supports(ctx).reason
 
 
-def test_it_mends_a_format_that_the_user_fixed():
-    assert KvSkipLayers().supports(on_cpu(base_arguments={"kv-cache-dtype": "fp8"})).ok
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3", "fp8_e5m2"])
+def test_it_mends_a_format_that_the_user_fixed(dtype):
+    assert KvSkipLayers().supports(on_cpu(base_arguments={"kv-cache-dtype": dtype})).ok
 
 
 def test_the_smallest_model_that_has_layers_between_its_ends():

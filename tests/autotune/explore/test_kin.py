@@ -5,15 +5,17 @@ from dataclasses import asdict, replace
 
 import pytest
 from contracts.landscape import DEVICE, GOAL, ONLY_BLOCK_SIZE, failed, workload
+from contracts.policy_samples import on_gpu
 from contracts.store_values import ENGINE
 
-from kvtune.autotune.explore.kin import distance, kin_of
+from kvtune.autotune.explore.kin import Kin, distance, kin_of, starts
 from kvtune.autotune.limits import Budget, Sampler
+from kvtune.autotune.space import build_space, stack_from
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.profilers.fingerprint import fingerprint
 from kvtune.profilers.load.client import ClosedLoop, OpenLoop
 from kvtune.store.rows import StudyRow
-from kvtune.types import FailureClass, Goal, Harm, Histogram, Request, Slo, Workload
+from kvtune.types import FailureClass, Goal, Harm, Histogram, Request, Slo, Trial, Workload
 from kvtune.types import WorkloadFingerprint as Fingerprint
 
 BUDGET = Budget(trials=4, finalists=1, confirm_rounds=2)
@@ -256,6 +258,15 @@ def test_harm_of_kin_is_tried_first_once_it_is_unlocked(search, landscape):
     assert first_harmful == best
     (note,) = noted(second)
     assert "kv-cache-dtype fp8_e5m2" in note
+
+
+def test_a_point_without_what_changed_answers_there_is_another_one():
+    near, lossy = (build_space(on_gpu(), harm=harm) for harm in (Harm.NEAR_LOSSLESS, Harm.LOSSY))
+    stack = stack_from(lossy, {"kv_cache_dtype": "int4_per_token_head", "block_size": 32}, on_gpu())
+    trial = Trial(number=3, stack=stack, base_arguments={}, repeats=1, seed=0)
+    kin = Kin(study(), 1.0, (trial,), ())
+    assert [one.stack for one in starts([kin], lossy, on_gpu())] == [stack]
+    assert starts([kin], near, on_gpu()) == []
 
 
 # --- on simulated servers -------------------------------------------------------------------------
