@@ -107,7 +107,11 @@ class Finding:
         if self.is_ratio:
             low, high = self.bounds
             return Estimate(math.exp(self.contrast.difference), math.exp(low), math.exp(high))
-        return ratio_interval(self.contrast, self.stock, self.level) if self.stock else None
+        if not self.stock:
+            return None
+        found = ratio_interval(self.contrast, self.stock, self.level)
+        # Fieller's theorem does not know that no objective is below 0.
+        return found if found.low is None else found._replace(low=max(0.0, found.low))
 
     def _share(self, difference: float) -> float:
         if self.is_ratio:

@@ -141,7 +141,7 @@ def buys_text(price: Price) -> str:
     over = "stock" if price.over == 0 else f"trial {price.over}"
     if price.gain is None:
         return f"no ratio, {over} has 0"
-    apart = " (measured apart)" if price.gain.low is None and price.gain.high is None else ""
+    apart = " (measured apart)" if price.gain.repeats == 1 else ""
     return f"{percent_change(price.gain)}{apart} over {over}"
 
 

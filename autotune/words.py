@@ -61,8 +61,10 @@ def percent_change(ratio: Interval | None) -> str:
     if ratio is None:
         return "-"
     text = percent(ratio.estimate)
-    if ratio.low is None or ratio.high is None or ratio.low == ratio.high:
+    if ratio.low is None or ratio.low == ratio.high:
         return text
+    if ratio.high is None:
+        return f"{text} (at least {percent(ratio.low)})"
     return f"{text} ({percent(ratio.low)} to {percent(ratio.high)})"
 
 

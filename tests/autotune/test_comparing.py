@@ -140,6 +140,17 @@ def test_nothing_is_a_multiple_of_zero():
     assert findings(none, 0, lambda rounds: ALPHA)[1].ratio is None
 
 
+def test_a_ratio_reaches_no_lower_than_nothing():
+    values = {
+        0: counted((12, 14, 13), 40, (4.0, 4.0, 4.0)),
+        1: counted((0, 5, 0), 40, (4.0, 4.0, 4.0)),
+    }
+    (found,) = findings(values, 0, lambda rounds: ALPHA).values()
+    assert -found.bounds[0] > found.stock, "the difference may be more than all there was"
+    assert found.ratio.low == 0.0
+    assert found.ratio.estimate == pytest.approx(5 / 39)
+
+
 def test_finalists_are_tested_together():
     """By Holm: the clearest against a half of what a look may be wrong by, the next against all."""
     both = seen(c0=(1.0, 1.02, 0.99), c1=(2.0, 2.1, 1.95), c2=(1.5, 1.49, 1.53))

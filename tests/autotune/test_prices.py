@@ -86,6 +86,13 @@ def test_a_gain_of_common_rounds_has_their_interval():
     assert gain.repeats == 3
 
 
+def test_a_gain_that_noise_leaves_without_bounds_was_not_measured_apart():
+    confirmed = {0: rounds(0.0, 0.1, 0.0), 1: rounds(0.0, 0.3, 0.0)}
+    gain = (found := listed(offer(1, NEAR, 9.0), confirmed=confirmed)[-1]).gain
+    assert (gain.estimate, gain.low, gain.high) == (pytest.approx(3.0), None, None)
+    assert buys_text(found) == "+200% over stock"
+
+
 def test_the_gain_that_was_decided_by_is_the_one_that_is_shown():
     decided = Interval(estimate=1.9, low=1.5, high=2.3, unit="ratio")
     found = listed(offer(1, NEAR, 4.0), offer(2, LOSSY, 5.0), decided={1: decided, 2: decided})
