@@ -19,7 +19,7 @@ from kvtune.autotune.boundary import (
 from kvtune.autotune.early_stop import EarlyStop
 from kvtune.autotune.fidelity import Missed
 from kvtune.autotune.ledger import RUNG_OF
-from kvtune.autotune.replays import Loaded, Replays, death
+from kvtune.autotune.replays import Loaded, Replays, death, undisturbed
 from kvtune.autotune.so_far import SoFar
 from kvtune.autotune.trial import AtServer, Bench, run_trial
 from kvtune.autotune.words import load_text
@@ -104,7 +104,7 @@ class _Climb:
             watch = Missed(bench.goal, len(sent)) if is_over_early else None
             if self.replays.count:
                 plan = replace(plan, warmup_requests=0, warmup_most=None)
-            run, failure = self.replays.replay(sent, plan, watch=watch)
+            run, failure = undisturbed(self.replays, sent, plan, watch=watch)
             violation, worst = math.inf, None
             if failure is None:
                 violation, worst = violation_of(bench.goal, measure(run, bench.goal))

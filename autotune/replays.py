@@ -114,20 +114,25 @@ class PutsLoad(Protocol):
         """What came of it; `watch` may cut the first replay, which ends the trial."""
 
 
-def fixed_load(replays: Replays, requests: Sequence[Request], watch: Watch | None) -> Loaded:
-    """Replay the load as the plan says, as often as the trial has repeats.
-
-    Where the machine changed during a replay, it counts no more, and one other does in its place.
-    """
+def undisturbed(
+    replays: Replays, requests: Sequence[Request], plan: LoadPlan, *, watch: Watch | None = None
+) -> tuple[LoadRun, Failure | None]:
+    """Replay a load; where the machine changed during it, one other replay counts in its place."""
     from kvtune.profilers.drift import drift_warning
 
+    run, failure = replays.replay(requests, plan, watch=watch)
+    if failure is None and not run.cut and (changed := drift_warning(run.records)):
+        replays.bench.reporter.note(f"{changed}; the load is replayed once more")
+        return replays.replay(requests, plan)
+    return run, failure
+
+
+def fixed_load(replays: Replays, requests: Sequence[Request], watch: Watch | None) -> Loaded:
+    """Replay the load as the plan says, as often as the trial has repeats."""
     plan = replays.bench.plan
     runs: list[LoadRun] = []
     for repeat in range(replays.trial.repeats):
-        run, failure = replays.replay(requests, plan, watch=None if repeat else watch)
-        if failure is None and not run.cut and (changed := drift_warning(run.records)):
-            replays.bench.reporter.note(f"{changed}; the load is replayed once more")
-            run, failure = replays.replay(requests, plan)
+        run, failure = undisturbed(replays, requests, plan, watch=None if repeat else watch)
         if failure is not None:
             return Loaded(tuple(runs), failure)
         runs.append(run)

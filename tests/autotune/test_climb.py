@@ -146,6 +146,19 @@ def test_a_load_above_one_that_held_ends_once_it_surely_does_not_hold(monkeypatc
     assert ended[19] == (57, ""), "another repeat may make up for it"
 
 
+def test_a_load_during_which_the_machine_changed_is_tried_once_more(monkeypatch):
+    said = iter(["the machine became 30% slower"])
+    monkeypatch.setattr("kvtune.profilers.drift.drift_warning", lambda records: next(said, None))
+    slow_at_first = iter([1.2])
+    server = Pretended(lambda load: next(slow_at_first, load / 20.0))
+    loaded = server.climb()
+    assert server.loads[:3] == [16, 16, 19], "the second time it held"
+    assert loaded.metrics["boundary_low"] == (19.0,)
+    assert server.bench.reporter.notes == [
+        "the machine became 30% slower; the load is replayed once more"
+    ]
+
+
 def test_every_load_is_announced():
     server = Pretended(queueing(1.5))
     phases = []
