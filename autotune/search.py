@@ -130,16 +130,25 @@ class Search:
 
     @_kept()
     def ask(self, space: SearchSpace) -> Proposal:
-        """Propose a point of `space`. Every proposal must be told how it went."""
+        """Propose a point of `space`. Every proposal must be told how it went.
+
+        A point that waited may come from a space with fewer knobs: others stay at their defaults.
+        """
         if self._first:
             # Not sooner: Optuna takes its queue in order, and what is to come up again is there.
             self._study.enqueue_trial(self._first.popleft())
+        waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         trial = self._study.ask()
+        named = next(
+            (w.system_attrs["fixed_params"] for w in waiting if w.number == trial.number), None
+        )
         self._name_places(space)
         values: dict[str, JsonValue] = {}
         for knob in space.knobs:
-            if knob.is_active(values):
-                values[knob.knob.name] = _suggest(trial, knob)
+            if not knob.is_active(values):
+                continue
+            is_named = named is None or knob.key in named
+            values[knob.knob.name] = _suggest(trial, knob) if is_named else knob.knob.default
         self._open[trial.number] = trial
         return Proposal(trial.number, values)
 

@@ -82,12 +82,15 @@ class Advice:
             return self._asked(lambda one: one.chance(space, self._context), 1.0)
         return 1.0
 
-    def left_out(self, space: SearchSpace) -> Mapping[str, str]:
-        """Map a knob, or `knob=value`, to why it need not be tried."""
+    def left_out(self, space: SearchSpace) -> str:
+        """Which knobs, or `knob=value`, need not be tried, and why; empty if nothing is known."""
         nothing: Mapping[str, str] = {}
+        by_reason: dict[str, list[str]] = {}
         with suppress(TooLate):
-            return self._asked(lambda one: one.left_out(space, self._context), nothing)
-        return nothing
+            found = self._asked(lambda one: one.left_out(space, self._context), nothing)
+            for name, reason in found.items():
+                by_reason.setdefault(reason, []).append(name)
+        return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
 
     def recommended(self, space: SearchSpace) -> Mapping[str, JsonValue] | None:
         """The arguments of the measured point of `space` that is thought best, if there is one."""

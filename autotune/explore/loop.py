@@ -98,12 +98,13 @@ class Exploration:
             why = "" if self.search.has_queued else self.advice.stop(space)
             if (bare := self._without_price()) and (why or self._left <= len(bare)):
                 self.noted.add(f"price of {bare[0].name}")
-                space, why = bare[0].space, ""
+                if (priced := self._advised(bare[0].space, bare[0].harm)) is not None:
+                    self._try(priced)
+                continue
             if why:
                 self.reporter.step("stop", why)
                 return
-            following = self._propose(space)
-            if following is not None:
+            if (following := self._propose(space)) is not None:
                 self._try(following)
             elif not self._climb(is_exhausted=True):
                 self.reporter.step(
@@ -123,13 +124,13 @@ class Exploration:
         """Queue what is tried first, and judge what an earlier search left unjudged."""
         for rung in self.rungs:
             self.reporter.step("rung", rung.says)
-        lossless = self.rungs[0].space
+        first = self.rungs[-1 if self.rules.explore_lossy else 0].space
         self.search.recover()
-        self.search.suggest_first(lossless, lossless.defaults)
-        self._start_from_kin(self.rungs[-1].space if self.rules.explore_lossy else lossless)
+        self.search.suggest_first(first, first.defaults)
+        self._start_from_kin(first)
         if not self.advice.is_given and self.context.verdict is not None:
-            for values in first_guesses(lossless, self.context.verdict.bottleneck):
-                self.search.suggest_first(lossless, values)
+            for values in first_guesses(first, self.context.verdict.bottleneck):
+                self.search.suggest_first(first, values)
         if quality := self.so_far.judging:
             so_far = self.so_far
             judge_earlier(so_far.points, quality, so_far.budget, so_far.left_s, self.reporter)
@@ -197,7 +198,8 @@ class Exploration:
         Else harm would be compared with stock, and not with the best that does none.
         """
         tried = {entry.trial.stack.harm for entry in self.so_far.points if entry.trial.number}
-        bare = untried(self.rungs[: self.top], tried) if self.rules.explore_lossy else []
+        is_time = self.rules.explore_lossy and not self.search.has_queued
+        bare = untried(self.rungs[: self.top], tried) if is_time else []
         return [rung for rung in bare if f"price of {rung.name}" not in self.noted]
 
     @property
@@ -251,25 +253,33 @@ class Exploration:
             return Following(proposal, stack)
         return None
 
-    def _advised(self, space: SearchSpace) -> Following | None:
-        """What the model chooses, or any new point if it takes too long."""
-        self._say_left_out(space)
+    def _advised(self, space: SearchSpace, harm: Harm | None = None) -> Following | None:
+        """What the model chooses, or any new point if it takes too long.
+
+        With a `harm` it is a new point that does just that: any, if the model chooses another one.
+        """
+        if "left out" not in self.noted and (said := self.advice.left_out(space)):
+            self.noted.add("left out")
+            self.reporter.note(f"not tried: {said}")
         try:
             pick = self.advice.pick(space)
         except TooLate as late:
             self._note_once(f"a point was drawn at random where the model gave none: {late}")
-            return self._drawn(space)
+            return self._drawn(space, harm)
+        if harm and (pick is None or pick.again or pick.stack.harm is not harm):
+            return self._drawn(space, harm)
         if pick is None:
             return None
         proposal = self.search.ask_at(space, pick.values)
         return Following(proposal, pick.stack, pick.because, self._known(pick.stack))
 
-    def _drawn(self, space: SearchSpace) -> Following | None:
-        """Any new point that can start."""
+    def _drawn(self, space: SearchSpace, harm: Harm | None = None) -> Following | None:
+        """Any new point that can start; with a `harm`, that does just that."""
 
         def is_new(values: Mapping[str, JsonValue]) -> bool:
             stack = stack_from(space, values, self.context)
-            return self._known(stack) is None and infeasible_reason(stack, self.context) is None
+            is_wanted = harm in (None, stack.harm) and self._known(stack) is None
+            return is_wanted and infeasible_reason(stack, self.context) is None
 
         drawn = self.search.ask_new(space, is_new)
         if drawn is None:
@@ -378,21 +388,8 @@ class Exploration:
         return None if number is None else self.so_far.twins.get(number, number)
 
     def _known(self, stack: PolicyStack) -> Entry | None:
-        for entry in self.so_far.points:
-            if entry.trial.stack.arguments == stack.arguments:
-                return entry
-        return None
-
-    def _say_left_out(self, space: SearchSpace) -> None:
-        if "left out" in self.noted:
-            return
-        by_reason: dict[str, list[str]] = {}
-        for name, reason in self.advice.left_out(space).items():
-            by_reason.setdefault(reason, []).append(name)
-        if by_reason:
-            self.noted.add("left out")
-            parts = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
-            self.reporter.note(f"not tried: {'; '.join(parts)}")
+        points = self.so_far.points
+        return next((e for e in points if e.trial.stack.arguments == stack.arguments), None)
 
     def _note_once(self, reason: str, about: str = "") -> None:
         if reason not in self.noted:

@@ -72,6 +72,20 @@ def test_points_named_first_are_proposed_first(space, url):
     assert search.ask(space).values == first
 
 
+def test_a_point_of_a_smaller_space_moves_no_other_knob(space, url):
+    wide = SearchSpace(
+        (*space.knobs, knob(Knob.choice("dtype", ("auto", "a", "b"), default="auto", because=""))),
+        {},
+    )
+    for seed in range(5):
+        search = Search(f"s{seed}", url, seed=seed)
+        search.suggest_first(space, space.defaults)
+        first = search.ask(wide)
+        assert first.values == wide.defaults
+        search.tell_stopped(first)
+        assert search.ask(wide).values == wide.defaults
+
+
 def test_a_point_is_proposed_as_often_as_it_is_asked_for(space, url):
     search = Search("s", url, seed=1)
     point = {"block": 64, "prefix": False, "watermark": 0.1, "seqs": 7}

@@ -61,6 +61,17 @@ class Hung(Scripted):
         self.gate.wait()
 
 
+class Harmful(Scripted):
+    """Chooses what may change answers, and where nothing does, stock defaults once more."""
+
+    def pick(self, space, ctx, *, seconds_left, trials_left):
+        values = space.defaults
+        if "kv_cache_dtype" in values:
+            values |= {"kv_cache_dtype": "fp8", "block_size": self.sizes.pop(0)}
+        stack = stack_from(space, values, ctx)
+        return Pick(values, stack, "it was written down", None, again=not stack.arguments)
+
+
 @pytest.fixture
 def search(tuning_on, landscape, monkeypatch):
     """Makes a search that `proposer` leads over four block sizes."""
@@ -181,6 +192,20 @@ def test_a_favourite_that_failed_is_not_confirmed(search, landscape):
 
 
 # --- repeats ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [4, 9])  # It ends the search, or the proposer does.
+def test_a_rung_that_nothing_is_chosen_from_gets_a_trial_for_its_price(search, budget):
+    tuning = search(
+        Harmful(32, 64, ends="enough"),
+        explore_lossy=True,
+        max_harm=Harm.NEAR_LOSSLESS,
+        budget=Budget(trials=budget, finalists=1, confirm_rounds=3),
+    )
+    tuning.run()
+    harms = [entry.trial.stack.harm for entry in tuning.so_far.tried]
+    assert harms == [Harm.LOSSLESS, Harm.NEAR_LOSSLESS, Harm.NEAR_LOSSLESS, Harm.LOSSLESS]
+    assert tuning.so_far.tried[-1].trial.parent is None
 
 
 def test_a_point_that_comes_again_is_a_repeat_and_no_confirmation(search, landscape, store):
