@@ -130,7 +130,8 @@ def _headline(view: StudyView) -> KeyFigures:
                 )
             )
         if (gain := decision.gain_ratio) is not None:
-            note = _bounds(gain) or "measured once, no interval"
+            without = "measured once" if gain.repeats < 2 else "too few good requests"
+            note = _bounds(gain) or f"{without}, no interval"
             figures.append(KeyFigure("times stock", digits(gain.estimate), note))
     if view.profile is not None:
         figures.append(_verdict_figure(view.profile.profile.verdict))

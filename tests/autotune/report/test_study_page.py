@@ -422,3 +422,24 @@ def test_the_verdict_is_told_with_what_it_rests_on(store):
         "counters",
     )
     assert "was not profiled" in texts(of(store, ({}, measured(2.0))), "Verdict")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "repeats", "note"),
+    [
+        ((1.25, 1.75), 3, "95%: 1.25 to 1.75"),
+        ((1.25, None), 3, "95%: at least 1.25"),
+        ((None, None), 3, "too few good requests, no interval"),
+        ((None, None), 1, "measured once, no interval"),
+    ],
+)
+def test_a_gain_is_told_with_the_bounds_that_it_has(tmp_path, bounds, repeats, note):
+    low, high = bounds
+    ratio = Interval(estimate=1.5, low=low, high=high, unit="ratio", repeats=repeats)
+    with open_store(tmp_path / "s.db") as store:
+        seen = of(store, ({}, measured(2.0)), ({"block-size": 32}, measured(3.0)))
+        decision = Decision(outcome="winner", recommended=1, baseline=0, gain_ratio=ratio)
+        store.save_decision(seen.study, decision)
+        blocks = study_page(study_view(store, seen.study)).sections[0].blocks
+    (figures,) = [block for block in blocks if isinstance(block, KeyFigures)]
+    assert note in [one.note for one in figures.figures if one.label == "times stock"]
