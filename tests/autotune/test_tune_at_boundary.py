@@ -27,7 +27,8 @@ from kvtune.types import (
 )
 
 PLAN = LoadPlan(ClosedLoop(4), warmup_requests=2, at_boundary=True)
-QUICK = Goal(slos=(Slo(metric="ttft", statistic="p95", limit_s=0.06),))
+QUICK = Goal(slos=(Slo(metric="ttft", statistic="p95", limit_s=0.1),))
+"""Three times what a request takes here alone, so that a busy machine does not decide alone."""
 BASE = {
     "max-model-len": 2048,
     "kv-cache-memory-bytes": 64 << 20,
@@ -83,7 +84,7 @@ def test_a_search_finds_and_tells_which_load_a_goal_holds_at(tuning_on, store):
     assert stock.status is Status.OK
     assert stock.boundary.unit == "requests in flight"
     assert 2 <= stock.metrics["boundary_low"][0] <= 12
-    assert stock.metrics["ttft_p95_s"][0] <= 0.06
+    assert stock.metrics["ttft_p95_s"][0] <= QUICK.slos[0].limit_s
     assert decision.outcome is not Outcome.NOTHING_MEASURED
     assert [said for said in decision.reasons if "requests in flight" in said]
     assert not [said for said in decision.reasons if "misses a limit" in said], (
