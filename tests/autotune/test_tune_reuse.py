@@ -100,7 +100,7 @@ def test_without_reuse_every_trial_has_a_server_of_its_own(searched, engine):
 
 
 class Acting(Recorder):
-    """Does something once, in the middle of the second trial's load."""
+    """Does something once, when the second trial has its server."""
 
     def __init__(self, act):
         super().__init__()
@@ -110,9 +110,6 @@ class Acting(Recorder):
     def ready(self, start_s):
         super().ready(start_s)
         self.servers += 1
-
-    def load(self, progress):
-        super().load(progress)
         if self.servers == 2 and self.act is not None:
             act, self.act = self.act, None
             act()
