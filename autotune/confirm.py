@@ -160,5 +160,7 @@ def merged(parts: Sequence[Measurement]) -> Measurement:
             },
             "counters": tuple(counters for part in parts for counters in part.counters),
             "warnings": tuple(dict.fromkeys(w for part in parts for w in part.warnings)),
+            # At a boundary they may be of several loads; counting noise is that of the smallest.
+            "requests_per_repeat": min(part.requests_per_repeat for part in parts),
         }
     )

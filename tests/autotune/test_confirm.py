@@ -290,3 +290,10 @@ def test_parts_become_one_measurement_with_a_value_each():
 
 def test_one_failure_is_the_whole():
     assert merged([part(a=1.0), failed(), part(a=2.0)]) == failed()
+
+
+def test_rounds_of_several_loads_count_as_the_smallest_of_them():
+    part = Measurement(status=Status.OK, requests_per_repeat=96)
+    smaller = part.model_copy(update={"requests_per_repeat": 24})
+    assert merged([part, smaller]).requests_per_repeat == 24
+    assert merged([part, part]).requests_per_repeat == 96
