@@ -11,6 +11,7 @@ import pytest
 SERVER = os.environ.get("KVTUNE_TEST_POSTGRESQL_URL", "")
 
 pytestmark = [
+    pytest.mark.integration,
     pytest.mark.postgresql,
     pytest.mark.skipif(not SERVER, reason="KVTUNE_TEST_POSTGRESQL_URL names no server"),
 ]

@@ -16,6 +16,8 @@ from kvtune.profilers.measure import LoadPlan
 from kvtune.profilers.quality.suite import Item, QualityMetric, Size, Suite
 from kvtune.types import FailureClass, Goal, Harm, Outcome, Slo, Status
 
+pytestmark = pytest.mark.integration
+
 FAST = {"simulate-time-scale": 0.01}
 BASE = {
     "max-model-len": 2048,

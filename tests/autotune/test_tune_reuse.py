@@ -13,6 +13,8 @@ from kvtune.profilers.load.client import ClosedLoop
 from kvtune.profilers.measure import LoadPlan
 from kvtune.types import Harm, Status
 
+pytestmark = pytest.mark.integration
+
 BASE = {
     "max-model-len": 2048,
     "kv-cache-memory-bytes": 64 << 20,

@@ -10,6 +10,8 @@ from kvtune.autotune.cli.options import base_arguments
 from kvtune.engines.base import ServerSpec
 from kvtune.engines.simulated.engine import SimulatedEngine
 
+pytestmark = pytest.mark.integration
+
 MODEL = "org/tiny"
 MEMORY = "64MiB"
 ARGUMENTS = (

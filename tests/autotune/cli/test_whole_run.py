@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
 from contracts.pages import Parsed
+
+pytestmark = pytest.mark.integration
 
 LEVERS = (
     "--max-model-len 2048 --simulate-time-scale 0.05 --enable-prefix-caching "
