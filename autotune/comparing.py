@@ -185,8 +185,20 @@ def findings(values: Values, baseline: int, level: Callable[[int], float]) -> di
 
 
 def at_last(values: Values, baseline: int, most: int) -> dict[int, Finding]:
-    """The findings once no more rounds are measured, of at most `most` that were planned."""
-    return findings(values, baseline, lambda rounds: level_left(rounds, most))
+    """The findings once no more rounds are measured, of at most `most` that were planned.
+
+    Who was measured no more at an earlier look is judged as at that look: what is left of the whole
+    is for those who went on.
+    """
+    last = max((len(own) for number, own in values.items() if number != baseline), default=0)
+
+    def level(rounds: int) -> float:
+        if rounds == last:
+            return level_left(rounds, most)
+        ended = [look for look in looks(most) if look <= rounds]
+        return level_at(ended[-1] if ended else looks(most)[0], most)
+
+    return findings(values, baseline, level)
 
 
 @dataclass(frozen=True, slots=True)

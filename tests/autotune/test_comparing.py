@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.autotune.comparing import Next, Value, contrast_of, findings, next_round
+from kvtune.autotune.comparing import Next, Value, at_last, contrast_of, findings, next_round
 from kvtune.autotune.rounds import ALPHA, level_at
 from kvtune.profilers.statistics import t_quantile
 
@@ -267,3 +267,14 @@ def test_hope_of_what_is_known_is_what_rounds_to_come_would_show(seed):
     last = (5 * difference + 3 * later) / 8
     proof = t_quantile(1 - level_at(8, 8), 7) * sigma * math.sqrt(2 / 8)
     assert found.hope(8, 1) == pytest.approx((last > proof).mean(), abs=0.06)
+
+
+def test_who_was_given_up_at_a_look_is_judged_as_at_that_look():
+    noise = random.Random(3)
+    stock, on, given_up = (tuple(noise.gauss(10, 0.5) for _ in range(8)) for _ in range(3))
+    found = at_last(seen(c0=stock, c1=on, c2=given_up[:3]), 0, 8)
+    # 0.025 in all; 3, 5 and 8 of 16 parts at the looks, so that 8 are left for the last of them.
+    levels = {found[1].level, found[2].level}
+    assert found[2].level in (0.025 * 3 / 16, 0.025 * 3 / 16 / 2)
+    assert found[1].level in (0.025 * 8 / 16, 0.025 * 8 / 16 / 2)
+    assert len(levels) == 2
