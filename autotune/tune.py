@@ -156,7 +156,8 @@ class Tuning:
             with self.bench.interrupts.first_ignored():
                 self.reporter.phase("Interrupted: deciding with what was measured")
                 return self._conclude(confirmed_before(self.ledger))
-        return self._conclude(confirmed)
+        with self.bench.interrupts.first_ignored():
+            return self._conclude(confirmed)
 
     # --- the parts, in order ---
 

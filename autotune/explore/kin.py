@@ -86,10 +86,8 @@ def kin_of(study: StudyRow, store: Store) -> list[Kin]:
     return sorted(found, key=lambda kin: -kin.alike)
 
 
-def starts(
-    kin: Iterable[Kin], space: SearchSpace, ctx: Context, *, most: int = MOST
-) -> list[Start]:
-    """What to measure early in `space`, at most so many points, none of them twice.
+def starts(kin: Iterable[Kin], space: SearchSpace, ctx: Context) -> list[Start]:
+    """What to measure early in `space`, the best of the most alike first, none of it twice.
 
     Values that this space does not have become the nearest. What would change answers more than
     the space may, what cannot run here, and the stock defaults are left out.
@@ -112,7 +110,7 @@ def starts(
                 continue
             point = _values_of(space, stack)
             found.setdefault(describe(stack), Start(one, trial.number, point, stack))
-    return list(found.values())[:most]
+    return list(found.values())
 
 
 def told(found: Sequence[Start]) -> str:

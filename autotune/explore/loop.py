@@ -137,9 +137,11 @@ class Exploration:
 
     def _start_from_kin(self, space: SearchSpace) -> None:
         """Queue the best points of earlier studies, in at most half of the trials that are left."""
-        early = starts(self.kin, space, self.context, most=min(MOST, max(self._left // 2, 1)))
-        if new := [one for one in early if self.search.suggest_first(space, one.values)]:
-            self.reporter.note(told(new))
+        most = min(MOST, max(self._left // 2, 1))
+        early = starts(self.kin, space, self.context)
+        new = [one for one in early if self._known(one.stack) is None][:most]
+        if queued := [one for one in new if self.search.suggest_first(space, one.values)]:
+            self.reporter.note(told(queued))
 
     def _affords_another(self) -> bool:
         tried = len(self.so_far.tried)

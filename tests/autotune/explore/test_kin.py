@@ -260,6 +260,18 @@ def test_harm_of_kin_is_tried_first_once_it_is_unlocked(search, landscape):
     assert "kv-cache-dtype fp8_e5m2" in note
 
 
+def test_what_was_measured_before_a_rung_opens_is_not_started_from_again(search, landscape):
+    """Blocks of 64 met the goal before; now nothing lossless does."""
+    wide = {"max_harm": Harm.NEAR_LOSSLESS, "budget": Budget(trials=10), "sampler": Sampler.TPE}
+    landscape.goodput = lambda arguments: 10.0 if arguments.get("block-size") == 64 else 1.0
+    search(name="first", **{**wide, "max_harm": Harm.LOSSLESS}).run()
+    landscape.ttft_s = lambda arguments: 0.5 if "kv-cache-dtype" in arguments else 2.0
+    second = search(name="second", seed=5, **wide)
+    second.run()
+    (note,) = noted(second)
+    assert "block-size 64" in note
+
+
 def test_a_point_without_what_changed_answers_there_is_another_one():
     near, lossy = (build_space(on_gpu(), harm=harm) for harm in (Harm.NEAR_LOSSLESS, Harm.LOSSY))
     stack = stack_from(lossy, {"kv_cache_dtype": "int4_per_token_head", "block_size": 32}, on_gpu())
