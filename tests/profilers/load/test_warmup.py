@@ -87,7 +87,9 @@ def test_a_warmup_goes_on_until_it_is_steady(paces, sent, warned, http, monkeypa
         warmup_pass=2,
     )
     prompts = [exchange.body["prompt"] for exchange in server.answered]
-    assert prompts == [*(f"p{number}" for number in range(sent)), "p5"]
+    # Two are in flight, in an order of their own.
+    assert sorted(prompts[:-1]) == [f"p{number}" for number in range(sent)]
+    assert prompts[-1] == "p5"
     assert len(run.records) == 1
     assert run.warnings == warned
     assert next(found, "all were asked") == "all were asked"
