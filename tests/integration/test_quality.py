@@ -70,7 +70,7 @@ def test_a_search_that_could_try_it_asks_its_server_and_keeps_the_stock_defaults
         *("search", "--model", model, "--workload", str(workload), "--concurrency", "4"),
         *("--engine-args", f"--enforce-eager {SERVER}"),
         *("--budget", "2", "--finalists", "1", "--confirm-rounds", "2", "--no-probe"),
-        *("--explore-lossy", "--quality", "kl <= 0.02", "--json"),
+        *("--max-harm", "lossy", "--explore-lossy", "--quality", "kl <= 0.02", "--json"),
     )
     for words in (make, search):
         monkeypatch.setattr(sys, "argv", ["kvtune", *words])
