@@ -20,6 +20,7 @@ that it makes of a model's numbers needs the model on a hub, so there is none he
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -49,6 +50,9 @@ PORT = 8000
 STUDY = "peer"
 GRACE_S = 40.0
 """How long it may take from Ctrl-C to its result: it stops its server and draws a page."""
+
+LOOK_S = 1.0
+"""How often it is looked at what it has started."""
 
 REPLAY_S = 12
 """How long its own client sends requests, about as long as a replay of kvtune's."""
@@ -168,14 +172,20 @@ def _trials(folder: Path) -> list[dict[str, Any]]:
 
 
 def _end_after(process: subprocess.Popen[bytes], limit_s: float) -> None:
-    """Let it run so long, then end it and what it started, whatever becomes of this process."""
+    """Let it run so long, then end it and what it started, whatever becomes of this process.
+
+    What it started is looked at while it runs: once it has crashed, nobody knows its children.
+    """
+    until_s = time.monotonic() + limit_s
+    theirs: set[psutil.Process] = set()
     try:
-        process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        pass
+        while time.monotonic() < until_s and process.poll() is None:
+            theirs |= _with_children(process.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_S)
     finally:
-        theirs = [psutil.Process(process.pid), *_children(process.pid)] if _runs(process) else []
-        if theirs:
+        theirs |= _with_children(process.pid)
+        if process.poll() is None:
             process.send_signal(signal.SIGINT)
         _, left = psutil.wait_procs(theirs, timeout=GRACE_S)
         for one in left:
@@ -183,12 +193,12 @@ def _end_after(process: subprocess.Popen[bytes], limit_s: float) -> None:
         process.wait()
 
 
-def _runs(process: subprocess.Popen[bytes]) -> bool:
-    return process.poll() is None
-
-
-def _children(pid: int) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
+def _with_children(pid: int) -> set[psutil.Process]:
+    try:
+        own = psutil.Process(pid)
+        return {own, *own.children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def _environment(setting: Setting, folder: Path) -> dict[str, str]:

@@ -1,8 +1,12 @@
 """What vllm-tuner is asked and what its answer means."""
 
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
+import peer_vllm_tuner
+import psutil
 import pytest
 from peer_case import FIXED, HELDOUT_SEED, Setting, cases, got_through, settings_text
 from peer_vllm_tuner import Tuner, arguments_of, config_of, found_of
@@ -68,3 +72,19 @@ def test_a_load_of_which_more_than_one_in_a_hundred_failed_did_not_get_through()
     assert got_through(run(1, 100))
     assert not got_through(run(2, 100))
     assert not got_through(run(0, 0))
+
+
+def test_a_server_that_it_leaves_when_it_crashes_is_ended(monkeypatch):
+    monkeypatch.setattr(peer_vllm_tuner, "GRACE_S", 0.1)
+    monkeypatch.setattr(peer_vllm_tuner, "LOOK_S", 0.05)
+    crashing = (
+        "import subprocess, time\n"
+        "print(subprocess.Popen(['sleep', '300'], start_new_session=True).pid, flush=True)\n"
+        "time.sleep(2)\n"
+    )
+    command = [sys.executable, "-c", crashing]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        server = psutil.Process(int(process.stdout.readline()))
+        peer_vllm_tuner._end_after(process, 60.0)
+    _, alive = psutil.wait_procs([server], timeout=5)
+    assert not alive
