@@ -203,7 +203,7 @@ def test_a_new_server_is_started_with_room_for_what_comes_next(engine, use):
     narrow = use({"block-size": 32, "max-num-seqs": 8})
     assert engine.servers[1].started == {"block-size": 32}
     assert (narrow.effective.max_num_seqs, narrow.effective.start_kind) == (8, "narrowed")
-    assert 10.0 < narrow.start_s < 11.0
+    assert narrow.start_s > 10.0, "the start, and what the change took"
     assert use({"block-size": 32, "max-num-seqs": 12}).effective.start_kind == "live"
     assert len(engine.servers) == 2
 
