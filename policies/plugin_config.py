@@ -1,0 +1,95 @@
+"""What a vLLM server with kvtune's plugin is asked to do: the JSON under `additional-config`.
+
+    vllm serve MODEL --additional-config '{"kvtune": {"streaming_llm": {"window_tokens": 1024}}}'
+
+Policies and emitters write it, the plugin reads it; there is no other description of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kvtune.errors import BadInput
+
+SECTION = "kvtune"
+"""The key under vLLM's `additional-config` that the plugin reads; everything else is others'."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class QuestConfig(_Part):
+    """Attend in a decode step to the pages that the query may need, not to all (Quest, 2024).
+
+    Exactly one of `pages`, `share` (of a request's pages) and `budget_tokens` (rounded up to pages)
+    is set; the page that is being written always counts among them. The first `dense_layers` read
+    everything. `per_kv_head`: each KV head chooses pages of its own, else all share a choice.
+    """
+
+    pages: int | None = Field(default=None, ge=1)
+    share: float | None = Field(default=None, gt=0, le=1)
+    budget_tokens: int | None = Field(default=None, ge=1)
+    dense_layers: int = Field(default=2, ge=0)
+    per_kv_head: bool = False
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        given = [v for v in (self.pages, self.share, self.budget_tokens) if v is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of pages, share and budget_tokens")
+        return self
+
+
+class StreamingLlmConfig(_Part):
+    """Keep the first and the latest tokens, and free the pages between (StreamingLLM, 2024).
+
+    What is kept is rounded up to whole pages. Positions stay those of the whole text.
+    """
+
+    window_tokens: int = Field(ge=1)
+    sink_tokens: int = Field(default=4, ge=0)
+
+
+class ProtectConfig(_Part):
+    """What no policy may take away: so many tokens at the start of each request."""
+
+    prefix_tokens: int = Field(default=0, ge=0)
+
+
+class PluginConfig(_Part):
+    """The whole request. Empty, it is the same as none: the server is stock vLLM."""
+
+    schema_version: Literal[1] = 1
+    quest: QuestConfig | None = None
+    streaming_llm: StreamingLlmConfig | None = None
+    protect: ProtectConfig = ProtectConfig()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there is anything to do."""
+        return self.quest is not None or self.streaming_llm is not None
+
+
+def plugin_config(additional_config: object) -> PluginConfig:
+    """Read the plugin's section of vLLM's `additional-config`; all is off where there is none.
+
+    Raises:
+        BadInput: the section is not what `PluginConfig` describes. The message names each field.
+    """
+    if not isinstance(additional_config, dict) or SECTION not in additional_config:
+        return PluginConfig()
+    section: Any = additional_config[SECTION]
+    try:
+        return PluginConfig.model_validate(section)
+    except ValidationError as error:
+        told = "; ".join(
+            f"{'.'.join(str(part) for part in (SECTION, *each['loc']))}: {each['msg']}"
+            for each in error.errors(include_url=False)
+        )
+        raise BadInput(
+            f"--additional-config is not what kvtune's plugin understands: {told}",
+            fix=f"fields are {', '.join(PluginConfig.model_fields)}; see docs/plugin.md",
+        ) from error
