@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvtune.errors import BadInput
+from kvtune.policies.sink_window import SinkWindow
 
 SECTION = "kvtune"
 """The key under vLLM's `additional-config` that the plugin reads; everything else is others'."""
@@ -71,6 +72,14 @@ class PluginConfig(_Part):
     def is_asked(self) -> bool:
         """Whether there is anything to do."""
         return self.quest is not None or self.streaming_llm is not None
+
+    def sink_window(self, block_tokens: int) -> SinkWindow | None:
+        """What StreamingLLM keeps in pages of `block_tokens`; protected tokens stay as sinks do."""
+        asked = self.streaming_llm
+        if asked is None:
+            return None
+        sinks = max(asked.sink_tokens, self.protect.prefix_tokens)
+        return SinkWindow(sinks, asked.window_tokens, block_tokens)
 
 
 def plugin_config(additional_config: object) -> PluginConfig:

@@ -25,7 +25,7 @@ from kvtune.engines.simulated.generation import (
 from kvtune.engines.simulated.http import HttpRequest, Reply
 from kvtune.engines.simulated.loop import EngineLoop
 from kvtune.engines.simulated.options import Settings
-from kvtune.engines.vllm.plugin import METHOD
+from kvtune.engines.vllm.plugin.live_changes import METHOD
 
 
 class Api:
@@ -112,7 +112,7 @@ class Api:
         reply.send_json(200, {"results": [self._change(json.loads(payload["args"][0]))]})
 
     def _change(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Change the scheduler's limits as `engines.vllm.plugin` does, and answer as it does."""
+        """Change the scheduler's limits, and answer, as `engines.vllm.plugin.live_changes` does."""
         started = self._settings
         given = {name.replace("-", "_"): value for name, value in wanted.items()}
         capped = given.pop("max_num_active_seqs")

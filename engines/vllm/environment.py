@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from kvtune.engines.vllm.arguments import normal_name
-from kvtune.engines.vllm.plugin import SWITCH
+from kvtune.engines.vllm.plugin.live_changes import SWITCH
 from kvtune.engines.vllm.secret_names import is_secret
 from kvtune.errors import BadInput, EngineError
 from kvtune.types import EngineInfo, FailureClass

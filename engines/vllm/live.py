@@ -1,6 +1,6 @@
 """Change a running server instead of starting another one: which options, and how it is asked.
 
-The far side is `plugin`, or the simulated server, which answers the same.
+The far side is `plugin.live_changes`, or the simulated server, which answers the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from kvtune.engines.base import CannotChange
 from kvtune.engines.vllm.arguments import normal_name
 from kvtune.engines.vllm.effective import number_of
-from kvtune.engines.vllm.plugin import METHOD
+from kvtune.engines.vllm.plugin.live_changes import METHOD
 from kvtune.types import EffectiveConfig
 
 # What the scheduler alone goes by, with the value that vLLM 0.32 gives it by default.

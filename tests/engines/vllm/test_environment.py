@@ -11,7 +11,7 @@ from kvtune.engines.vllm.environment import (
     measured_environment,
     refuse_overrides,
 )
-from kvtune.engines.vllm.plugin import SWITCH
+from kvtune.engines.vllm.plugin.live_changes import SWITCH
 from kvtune.errors import BadInput, EngineError
 from kvtune.types import FailureClass
 

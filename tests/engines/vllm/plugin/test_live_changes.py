@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.engines.vllm import plugin
+from kvtune.engines.vllm.plugin import live_changes
 
 STOCK = {
     "max-num-seqs": None,
@@ -109,7 +109,7 @@ def holds(core):
 
 def test_everything_that_a_step_reads_is_set_and_read_back():
     core = make_core()
-    answer = plugin.change(
+    answer = live_changes.change(
         core,
         {
             "max-num-seqs": 8,
@@ -130,8 +130,8 @@ def test_everything_that_a_step_reads_is_set_and_read_back():
 def test_what_is_not_asked_for_is_again_as_it_was_started():
     core = make_core(scheduler__scheduler_config__watermark=0.02)
     started = holds(core)
-    plugin.change(core, {**STOCK, "max-num-seqs": 4, "watermark": 0.2})
-    plugin.change(core, STOCK)
+    live_changes.change(core, {**STOCK, "max-num-seqs": 4, "watermark": 0.2})
+    live_changes.change(core, STOCK)
     # The stand-in was made with a ratio and without its blocks, which is 3 of 151.
     assert holds(core) == (*started[:-1], 3)
 
@@ -152,8 +152,8 @@ changes = st.fixed_dictionaries(
 def test_what_holds_depends_on_the_last_change_alone(before, last):
     used, fresh = make_core(), make_core()
     for wanted in before:
-        plugin.change(used, wanted)
-    assert plugin.change(used, last) == plugin.change(fresh, last)
+        live_changes.change(used, wanted)
+    assert live_changes.change(used, last) == live_changes.change(fresh, last)
     if holds(fresh) != holds(make_core()):
         assert holds(used) == holds(fresh)
 
@@ -161,7 +161,7 @@ def test_what_holds_depends_on_the_last_change_alone(before, last):
 @given(changes)
 def test_nothing_is_set_beyond_what_the_server_has_buffers_for(wanted):
     core = make_core()
-    plugin.change(core, wanted)
+    live_changes.change(core, wanted)
     running, active, tokens, budget, *_ = holds(core)
     assert active <= running <= min(128, tokens)
     assert tokens == budget <= 2048
@@ -177,7 +177,7 @@ def test_nothing_is_set_beyond_what_the_server_has_buffers_for(wanted):
 )
 def test_an_engine_at_work_is_left_as_it_is(changed):
     core = make_core(**changed)
-    assert plugin.change(core, {**STOCK, "max-num-seqs": 4}) == {"busy": True}
+    assert live_changes.change(core, {**STOCK, "max-num-seqs": 4}) == {"busy": True}
     assert holds(core) == holds(make_core())
 
 
@@ -195,7 +195,7 @@ def test_an_engine_at_work_is_left_as_it_is(changed):
 )
 def test_what_vllm_would_not_start_so_is_refused(wanted, why):
     core = make_core()
-    assert why in plugin.change(core, {**STOCK, **wanted})["refused"]
+    assert why in live_changes.change(core, {**STOCK, **wanted})["refused"]
     assert (holds(core), core.scheduler.resets) == (holds(make_core()), 0)
 
 
@@ -219,21 +219,24 @@ def test_what_vllm_would_not_start_so_is_refused(wanted, why):
 )
 def test_sizes_that_shape_more_than_buffers_are_refused_and_the_rest_is_not(changed, why):
     core = make_core(**changed)
-    assert why in plugin.change(core, {**STOCK, "max-num-seqs": 8})["refused"]
-    assert "set" in plugin.change(core, {**STOCK, "watermark": 0.1, "max-num-active-seqs": 8})
+    assert why in live_changes.change(core, {**STOCK, "max-num-seqs": 8})["refused"]
+    assert "set" in live_changes.change(core, {**STOCK, "watermark": 0.1, "max-num-active-seqs": 8})
 
 
 def test_sizes_are_refused_where_graphs_are_captured(vllm):
     vllm.is_cpu = lambda: False
-    refused = plugin.change(make_core(), {**STOCK, "max-num-batched-tokens": 512})
+    refused = live_changes.change(make_core(), {**STOCK, "max-num-batched-tokens": 512})
     assert "graphs are captured" in refused["refused"]
 
 
 def test_so_few_sequences_that_the_default_budget_would_be_another_are_refused():
     core = make_core(scheduler__max_model_len=256)
     # Seven sequences of 256 tokens have 1,792 at most, and that is what vLLM would take.
-    assert "smaller max-num-batched" in plugin.change(core, {**STOCK, "max-num-seqs": 7})["refused"]
-    assert "set" in plugin.change(core, {**STOCK, "max-num-seqs": 8})
+    assert (
+        "smaller max-num-batched"
+        in live_changes.change(core, {**STOCK, "max-num-seqs": 7})["refused"]
+    )
+    assert "set" in live_changes.change(core, {**STOCK, "max-num-seqs": 8})
 
 
 @pytest.mark.parametrize(
@@ -247,13 +250,13 @@ def test_so_few_sequences_that_the_default_budget_would_be_another_are_refused()
     ],
 )
 def test_an_engine_that_is_not_known_through_and_through_is_not_touched(changed, why):
-    assert why in plugin.change(make_core(**changed), STOCK)["refused"]
+    assert why in live_changes.change(make_core(**changed), STOCK)["refused"]
 
 
 def test_somebody_elses_scheduler_is_not_touched():
     core = make_core()
     type(core.scheduler).__module__ = "their_package.scheduler"
-    assert "somebody else's" in plugin.change(core, STOCK)["refused"]
+    assert "somebody else's" in live_changes.change(core, STOCK)["refused"]
 
 
 @pytest.fixture
@@ -269,17 +272,17 @@ def engine_class(monkeypatch):
 
 
 def test_without_its_switch_the_plugin_does_nothing(engine_class, monkeypatch):
-    monkeypatch.delenv(plugin.SWITCH, raising=False)
+    monkeypatch.delenv(live_changes.SWITCH, raising=False)
     before = engine_class.collective_rpc
-    plugin.register()
+    live_changes.register()
     assert engine_class.collective_rpc is before
 
 
 def test_other_calls_still_go_to_the_workers(engine_class, monkeypatch):
-    monkeypatch.setenv(plugin.SWITCH, "1")
-    plugin.register()
+    monkeypatch.setenv(live_changes.SWITCH, "1")
+    live_changes.register()
     once = engine_class.collective_rpc
-    plugin.register()
+    live_changes.register()
     assert engine_class.collective_rpc is once
     core = engine_class()
     assert core.collective_rpc("sleep", 3.0, (1,), {"a": 2}) == (
@@ -290,5 +293,7 @@ def test_other_calls_still_go_to_the_workers(engine_class, monkeypatch):
         {"a": 2},
     )
     vars(core).update(vars(make_core()))
-    (answer,) = core.collective_rpc(plugin.METHOD, None, (json.dumps({**STOCK, "watermark": 0.1}),))
+    (answer,) = core.collective_rpc(
+        live_changes.METHOD, None, (json.dumps({**STOCK, "watermark": 0.1}),)
+    )
     assert answer["set"]["watermark"] == 0.1

@@ -1,0 +1,79 @@
+"""The attention backend that vLLM is given: the stock one, wrapped for what is asked.
+
+`Backend` is looked up by name when a model's layers are made. It is the stock class itself when
+nothing is asked; else a subclass with the same name, so that whatever vLLM does for the stock
+backend it does for ours.
+
+How a policy joins: it may wrap the implementation in `impl_class` (what a layer computes), and take
+part in `builder.builder_class` (what a step prepares for all layers). Order: rows are compacted
+first, so what joins later sees kept pages only, as if the request had no others.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from kvtune.engines.vllm.plugin.asked import asked_of
+from kvtune.engines.vllm.plugin.builder import builder_class
+from kvtune.policies.plugin_config import PluginConfig
+
+PATH = f"{__name__}.Backend"
+"""What `register_backend` is told; the class is made when it is first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Backend":
+        raise AttributeError(name)
+    from vllm.config import get_current_vllm_config
+
+    config = get_current_vllm_config()
+    asked = asked_of(config)
+    stock = stock_backend()
+    return backend_class(stock, asked, config.max_in_flight_tokens) if asked.is_asked else stock
+
+
+def stock_backend() -> Any:
+    """The class that this platform's servers run without kvtune."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+        return CPUAttentionBackend
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
+
+    return FlashAttentionBackend
+
+
+@functools.cache
+def backend_class(stock: Any, asked: PluginConfig, max_in_flight_tokens: int) -> type:
+    """The subclass of the `stock` backend that does what is `asked` for."""
+    impl = impl_class(stock.get_impl_cls(), asked)
+    builder = builder_class(stock.get_builder_cls(), asked)
+
+    class Backend(stock):  # type: ignore[misc]
+        @staticmethod
+        def get_impl_cls() -> type:
+            return impl
+
+        @staticmethod
+        def get_builder_cls() -> type:
+            return builder
+
+        @classmethod
+        def customize_spec(cls, spec: Any) -> Any:
+            from kvtune.engines.vllm.plugin.spec import policy_spec
+
+            return policy_spec(stock.customize_spec(spec), asked, max_in_flight_tokens)
+
+    return Backend
+
+
+def impl_class(stock: type, asked: PluginConfig) -> type:
+    """`stock`, an `AttentionImpl`, with what is `asked` for."""
+    if asked.quest is None:
+        return stock
+    from kvtune.engines.vllm.plugin import quest
+
+    return quest.impl_class(stock, asked.quest)

@@ -1,0 +1,91 @@
+"""The process that reads a server's arguments: check what is asked before anything starts.
+
+An `LLM(...)` and every way to start a server make their configuration in one method of vLLM's,
+which is wrapped here. What cannot be served ends the start there and then, in one line, instead of
+in a worker minutes later.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from typing import Any
+
+from kvtune.engines.vllm.plugin.asked import asked_of
+from kvtune.engines.vllm.plugin.facts import facts_of
+from kvtune.engines.vllm.plugin.refusals import TESTED, is_tested, refusals
+from kvtune.errors import BadInput
+from kvtune.policies.plugin_config import plugin_config
+
+_log = logging.getLogger("vllm.kvtune")
+
+
+def register() -> None:
+    """Put our backend where vLLM looks for one, and our check before a start. Idempotent."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    from kvtune.engines.vllm.plugin.backend import PATH
+
+    for member in (AttentionBackendEnum.CPU_ATTN, AttentionBackendEnum.CUSTOM):
+        if not member.is_overridden():
+            register_backend(member, PATH)
+    # Processes that read no arguments need not have it.
+    if arguments := sys.modules.get("vllm.engine.arg_utils"):
+        _wrap(arguments.EngineArgs)
+
+
+def _wrap(engine_args: Any) -> None:
+    original = engine_args.create_engine_config
+    if hasattr(original, "kvtune_checks"):
+        return
+
+    @functools.wraps(original)
+    def create_engine_config(self: Any, usage_context: Any = None, *rest: Any, **named: Any) -> Any:
+        try:
+            plugin_config(self.additional_config)
+            config = original(self, usage_context, *rest, **named)
+            begin(config)
+        except BadInput as error:
+            if getattr(usage_context, "name", "") == "OPENAI_API_SERVER":
+                # A traceback would bury the line in which a user reads what to do.
+                raise SystemExit(f"kvtune: {error.message}. To fix: {error.fix}.") from None
+            error.add_note(f"To fix: {error.fix}.")
+            raise
+        return config
+
+    create_engine_config.kvtune_checks = True  # type: ignore[attr-defined]
+    engine_args.create_engine_config = create_engine_config
+
+
+def begin(vllm_config: Any) -> None:
+    """Refuse what cannot be served, and say what will be.
+
+    Raises:
+        BadInput: something of the configuration and what is asked do not go together.
+    """
+    asked = asked_of(vllm_config)
+    _forget_backends()
+    if not asked.is_asked:
+        return
+    facts = facts_of(vllm_config)
+    if reasons := refusals(facts, asked):
+        raise BadInput(
+            f"the plugin cannot serve this: {'; '.join(each.why for each in reasons)}",
+            fix="; ".join(dict.fromkeys(each.fix for each in reasons)),
+        )
+    if not is_tested(facts.vllm_version):
+        _log.warning(
+            "kvtune's plugin was never tried with vLLM %s (tried: %s). Its self-test guards the "
+            "attention alone: compare answers with a stock server before you rely on it.",
+            facts.vllm_version,
+            TESTED,
+        )
+    _log.info("kvtune's plugin is on: %s", asked.model_dump_json(exclude_none=True))
+
+
+def _forget_backends() -> None:
+    """Let vLLM look for a backend anew, as it keeps the last one for whatever is asked next."""
+    from vllm.v1.attention import selector
+
+    selector._cached_get_attn_backend.cache_clear()
