@@ -1,0 +1,254 @@
+"""Quest in vLLM: a decode step reads the pages that its query may need (2406.10774).
+
+No kernel of its own: per layer, each sparse row is shown to the stock kernel as a request whose
+block table names the chosen pages only. Its length is the same in all layers, so what the kernel
+wants to know of the batch is computed once per step. Where KV heads choose apart, each becomes a
+request of one KV head, over a view of the cache in which a page of one head is a page.
+
+Prompts read everything, down to a last chunk of one token: what they compute is exact, and may be
+published to the prefix cache. Only what decode steps compute is not.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvtune.engines.vllm.plugin.counters import counters
+from kvtune.engines.vllm.plugin.selection import choose, page_scores, pages_to_read
+from kvtune.engines.vllm.plugin.summaries import Summaries, Writes, writes_of
+from kvtune.errors import BadInput
+from kvtune.policies.plugin_config import QuestConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """The rows of a step that read a part of their pages.
+
+    `tokens`: their queries among the step's, [rows]. `table`: all their pages, [rows, p], of which
+    the first `held` are theirs and `kept` are read. `metadata`: the stock kernel's for these rows
+    (each of them once per KV head where heads choose apart), but for the pages. `others`: the stock
+    kernel's for the whole step, in which these rows are as short as can be; None without others.
+    """
+
+    tokens: Tensor
+    table: Tensor
+    held: Tensor
+    kept: Tensor
+    metadata: Any
+    others: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What `Steps.prepare` leaves in a step's metadata for the layers, as `quest`."""
+
+    writes: Writes
+    sparse: Sparse | None
+
+
+class Steps:
+    """What is the same in all layers of a step.
+
+    `builder` is the metadata builder that it works for.
+    """
+
+    def __init__(self, builder: Any, asked: QuestConfig) -> None:
+        self.asked = asked
+        self.page_tokens: int = builder.kv_cache_spec.block_size
+        self.dense_layers = sum(
+            _layer_index(name) < asked.dense_layers for name in builder.layer_names
+        )
+        self.sparse_layers = len(builder.layer_names) - self.dense_layers
+        # Without policies of its own it builds what the stock kernel wants for any batch.
+        self.plain = copy.copy(builder)
+        self.plain.sink_window = self.plain.quest = None
+        self.per_head = copy.copy(self.plain)
+        self.parts = 1
+        if asked.per_kv_head:
+            self.parts = builder.num_kv_heads
+            self.per_head.num_heads = builder.num_heads // self.parts
+            self.per_head.num_kv_heads = 1
+
+    def prepare(self, metadata: Any, common: Any) -> Any:
+        """Say in a step's `metadata` what its layers have to do; `common` is of the same rows."""
+        writes = writes_of(common.slot_mapping, self.page_tokens)
+        metadata.quest = Step(writes, self._sparse(common))
+        return metadata
+
+    def _sparse(self, common: Any) -> Sparse | None:
+        starts = common.query_start_loc_cpu
+        lengths = common.seq_lens_cpu_upper_bound
+        if lengths is None:
+            lengths = common.seq_lens.cpu()
+        held = -(-lengths // self.page_tokens)
+        decodes = (starts.diff() == 1) & ~common.is_prefilling
+        kept = pages_to_read(self.asked, held, self.page_tokens).minimum(held)
+        is_sparse = decodes & (kept < held)
+        self._count(held[decodes], kept[decodes])
+        if not is_sparse.any():
+            return None
+        rows = is_sparse.nonzero().flatten()
+        held, kept = held[rows].long(), kept[rows].long()
+        # All pages that are read but the last are full.
+        read = kept * self.page_tokens - (-lengths[rows]) % self.page_tokens
+        device = common.seq_lens.device
+        table = common.block_table_tensor[rows.to(device), : int(held.max())].long()
+        return Sparse(
+            starts[rows].long().to(device),
+            table,
+            held.to(device),
+            kept.to(device),
+            self._rows(common, read.repeat_interleave(self.parts), int(kept.max())),
+            None if bool(is_sparse.all()) else self._others(common, lengths, is_sparse),
+        )
+
+    def _rows(self, common: Any, lengths: Tensor, pages: int) -> Any:
+        """The stock kernel's metadata for rows of one token that read so many tokens."""
+        count, device = len(lengths), common.seq_lens.device
+        starts = torch.arange(count + 1, dtype=torch.int32)
+        read = lengths.to(torch.int32)
+        return self.per_head.build(
+            0,
+            common.replace(
+                num_reqs=count,
+                num_actual_tokens=count,
+                max_query_len=1,
+                max_seq_len=int(read.max()),
+                query_start_loc=starts.to(device),
+                query_start_loc_cpu=starts,
+                seq_lens=read.to(device),
+                seq_lens_cpu_upper_bound=read,
+                is_prefilling=torch.zeros(count, dtype=torch.bool),
+                block_table_tensor=torch.zeros(count, pages, dtype=torch.int32, device=device),
+                positions=None,
+                _num_computed_tokens_cache=None,
+                _token_to_req_indices_cache=None,
+            ),
+        )
+
+    def _others(self, common: Any, lengths: Tensor, is_sparse: Tensor) -> Any:
+        """The stock kernel's metadata in which sparse rows cost next to nothing."""
+        short = torch.where(is_sparse, 1, lengths).to(lengths.dtype)
+        return self.plain.build(
+            0,
+            common.replace(
+                seq_lens=short.to(common.seq_lens.device),
+                seq_lens_cpu_upper_bound=short,
+                max_seq_len=int(short.max()),
+                _num_computed_tokens_cache=None,
+            ),
+        )
+
+    def _count(self, held: Tensor, kept: Tensor) -> None:
+        seen, read = int(held.sum()), int(kept.sum())
+        counters().add("pages_seen", seen * (self.dense_layers + self.sparse_layers))
+        counters().add("pages_read", seen * self.dense_layers + read * self.sparse_layers)
+
+
+def impl_class(stock: type, asked: QuestConfig) -> type:
+    """`stock`, an `AttentionImpl`, that reads what a step's `Sparse` leaves it."""
+
+    class Impl(stock):  # type: ignore[misc]
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            _check(self)
+            self.summaries: Summaries | None = None
+
+        def forward(
+            self,
+            layer: Any,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            kv_cache: Tensor,
+            attn_metadata: Any,
+            output: Tensor,
+            **scales: Any,
+        ) -> Any:
+            attend = super().forward
+            everything = (layer, query, key, value, kv_cache)
+            if attn_metadata is None or _layer_index(layer.layer_name) < asked.dense_layers:
+                return attend(*everything, attn_metadata, output, **scales)
+            self._summaries_of(kv_cache, key).update(key, attn_metadata.quest.writes)
+            sparse: Sparse | None = attn_metadata.quest.sparse
+            if sparse is None:
+                return attend(*everything, attn_metadata, output, **scales)
+            if sparse.others is not None:
+                attend(*everything, sparse.others, output, **scales)
+            queries = query[sparse.tokens]
+            attended = torch.empty_like(queries)
+            sparse.metadata.block_table = self._chosen(queries, sparse)
+            parts = self.num_kv_heads if asked.per_kv_head else 1
+            attend(
+                layer,
+                _split(queries, parts),
+                key,
+                value,
+                _split(kv_cache, parts),
+                sparse.metadata,
+                _split(attended, parts),
+                **scales,
+            )
+            output[sparse.tokens] = attended
+            return output
+
+        def _chosen(self, queries: Tensor, sparse: Sparse) -> Tensor:
+            """The block table of `sparse.metadata` in this layer."""
+            assert self.summaries is not None
+            scores = page_scores(queries, self.summaries.bounds, sparse.table)
+            if not asked.per_kv_head:
+                positions = choose(scores.mean(dim=0), sparse.held, sparse.kept)
+                return sparse.table.gather(1, positions).int()
+            positions = choose(scores, sparse.held, sparse.kept)
+            heads = torch.arange(len(scores), device=scores.device)[:, None, None]
+            pages = sparse.table.expand(len(scores), -1, -1).gather(2, positions)
+            return (pages * len(scores) + heads).transpose(0, 1).flatten(0, 1).int()
+
+        def _summaries_of(self, kv_cache: Tensor, key: Tensor) -> Summaries:
+            blocks, kv_heads = kv_cache.shape[:2]
+            if self.summaries is None or self.summaries.bounds.shape[1] != blocks:
+                before = 0 if self.summaries is None else self.summaries.bounds.nbytes
+                self.summaries = Summaries(
+                    blocks, kv_heads, key.shape[-1], key.dtype, kv_cache.device
+                )
+                counters().add("summary_bytes", self.summaries.bounds.nbytes - before)
+            return self.summaries
+
+    return Impl
+
+
+def _check(impl: Any) -> None:
+    """Refuse a layer that Quest would serve wrong; only the layer itself knows.
+
+    Raises:
+        BadInput: it says why.
+    """
+    why = None
+    if impl.attn_type != "decoder":
+        why = f"attends as {impl.attn_type}"
+    elif impl.kv_sharing_target_layer_name is not None:
+        why = "reads the KV cache of another layer"
+    elif impl.alibi_slopes is not None:
+        why = "weighs keys by their distance (ALiBi), which left-out pages would shorten"
+    elif impl.sinks is not None:
+        why = "has attention sinks of its own, which were never tried"
+    if why is not None:
+        raise BadInput(
+            f"kvtune's quest cannot serve a layer that {why}",
+            fix="take quest out of kvtune's section of --additional-config for this model",
+        )
+
+
+def _split(rows: Tensor, parts: int) -> Tensor:
+    """Make `parts` rows of each, which share its heads in order: a view of [rows, heads, ...]."""
+    return rows.view(rows.shape[0] * parts, rows.shape[1] // parts, *rows.shape[2:])
+
+
+def _layer_index(name: str) -> int:
+    """3 of `model.layers.3.self_attn.attn`."""
+    return next(int(part) for part in name.split(".") if part.isdigit())
