@@ -7,32 +7,63 @@ many processes put together instead (several API servers), those of `counters` a
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kvtune import __version__
 from kvtune.engines.vllm.plugin import metrics_folder
+from kvtune.engines.vllm.plugin.counters import counters, start_anew
+from kvtune.policies.plugin_config import PluginConfig
+from kvtune.types import fingerprint_of
 
 
 class Figures:
-    """What lies below a folder: figures of the process that it is named for, and of all that this
-    one started, also of those that ended. A collector of prometheus_client.
+    """What the processes of a server counted, also those that ended. A prometheus_client collector.
+
+    `folder` is where they leave it; without one nothing is shown.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
+        self.folder: Path | None = None
 
     def collect(self) -> Iterable[Any]:
         """One family for each metric, added up over the processes."""
         from prometheus_client.multiprocess import MultiProcessCollector
 
-        files = [str(file) for file in self._folder.rglob("*.db")]
-        return MultiProcessCollector.merge(files) if files else ()
+        files = self.folder.glob("*.db") if self.folder is not None else ()
+        families: Iterable[Any] = MultiProcessCollector.merge([str(file) for file in files])
+        return families
+
+
+def begin(asked: PluginConfig, vllm_config: Any) -> None:
+    """Show figures of the server that this process is about to start, and what it was `asked`.
+
+    Of several in one process, as `LLM(...)` makes them, the latest is shown: so does vLLM.
+    """
+    import vllm
+
+    _exposed().folder = metrics_folder.settle()
+    start_anew()
+    config = asked.model_dump(mode="json", exclude_none=True)
+    counters().set(
+        "info",
+        1,
+        model_name=str(vllm_config.model_config.served_model_name),
+        policies="+".join(name for name in ("quest", "streaming_llm") if name in config),
+        config=json.dumps(config, sort_keys=True),
+        fingerprint=fingerprint_of(config),
+        kvtune=__version__,
+        vllm=vllm.__version__,
+    )
 
 
 @functools.cache
-def expose() -> None:
-    """Let this process, and those that it starts, count for one page. Once; more are the same."""
+def _exposed() -> Figures:
+    """The one collector of this process."""
     from prometheus_client import REGISTRY
 
-    REGISTRY.register(Figures(metrics_folder.settle()))
+    figures = Figures()
+    REGISTRY.register(figures)
+    return figures

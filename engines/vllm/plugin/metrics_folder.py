@@ -1,17 +1,15 @@
 """Where the processes of a server leave their figures for the one that answers /metrics.
 
-vLLM starts its processes from each other, and the environment is what they inherit: so each names
-a folder for itself and its descendants below that of its parent, and reads what lies below its
-own. A folder is made by the first process that counts something; a server that is asked nothing
-leaves no trace. The first process removes it when it ends. One that was killed cannot, so whoever
-makes a folder removes those that no process holds any more.
+That one names a folder in its environment before it starts the others, which inherit it. The folder
+is made by the first process that counts something, and goes when the one that named it ends. One
+that was killed cannot remove it, so whoever makes a folder removes those that no process holds any
+more.
 """
 
 from __future__ import annotations
 
 import atexit
 import fcntl
-import multiprocessing
 import os
 import secrets
 import shutil
@@ -30,19 +28,14 @@ _held: dict[Path, int] = {}
 
 
 def settle() -> Path:
-    """Name this process's folder, for it and for all that it starts; return the path.
+    """Name a folder for the server that this process is about to start; return its path.
 
-    Nothing is made yet. A process that no other Python process started is a server of its own,
-    whatever its environment says.
+    Nothing is made yet.
     """
-    outer = os.environ.get(VARIABLE)
-    if outer and multiprocessing.parent_process() is not None:
-        folder = Path(outer) / str(os.getpid())
-    else:
-        # Memory, where there is such a file system: a disk may hold up a process that counts.
-        base = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-        folder = base / f"{_owned()}{secrets.token_hex(6)}"
-        atexit.register(_remove, folder, os.getpid())
+    # Memory, where there is such a file system: a disk may hold up a process that counts.
+    base = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    folder = base / f"{_owned()}{secrets.token_hex(6)}"
+    atexit.register(_remove, folder, os.getpid())
     os.environ[VARIABLE] = str(folder)
     return folder
 
@@ -58,11 +51,9 @@ def writing() -> Path | None:
     if not (own := os.environ.get(VARIABLE)):
         return None
     folder = Path(own)
-    root = next(path for path in (folder, *folder.parents) if path.name.startswith(_PREFIX))
-    if root not in _held:
-        _sweep(root)
-        _hold(root)
-    folder.mkdir(parents=True, exist_ok=True)
+    if folder not in _held:
+        _sweep(folder)
+        _hold(folder)
     return folder
 
 
@@ -71,25 +62,25 @@ def _owned() -> str:
     return f"{_PREFIX}{os.getuid()}-"
 
 
-def _hold(root: Path) -> None:
+def _hold(folder: Path) -> None:
     """Keep the folder from being swept while this process, or a fork of it, lives.
 
     A lock and not a process number, which means nothing to a server in another container.
     """
-    while root not in _held:
-        with suppress(FileNotFoundError):
-            root.mkdir(mode=0o700, exist_ok=True)
-            opened = os.open(root, os.O_RDONLY)
+    while folder not in _held:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileNotFoundError):  # swept in between
+            opened = os.open(folder, os.O_RDONLY)
             fcntl.flock(opened, fcntl.LOCK_SH)
-            if _is_at(root, opened):
-                _held[root] = opened
-            else:  # swept in between
+            if _is_at(folder, opened):
+                _held[folder] = opened
+            else:
                 os.close(opened)
 
 
-def _sweep(root: Path) -> None:
-    """Remove the folders of this user beside `root` that no process holds."""
-    for other in root.parent.glob(f"{_owned()}*"):
+def _sweep(folder: Path) -> None:
+    """Remove the folders of this user beside this one that no process holds."""
+    for other in folder.parent.glob(f"{_owned()}*"):
         with suppress(OSError):  # it is held, or another sweeps it too
             opened = os.open(other, os.O_RDONLY | os.O_NOFOLLOW)
             try:

@@ -18,16 +18,14 @@ import json, multiprocessing, os, pathlib, signal, sys
 from kvtune.engines.vllm.plugin import metrics_folder
 metrics_folder._MEMORY = pathlib.Path(sys.argv[1])
 from kvtune.engines.vllm.plugin.collector import Figures
-from kvtune.engines.vllm.plugin.counters import Counters, counters
+from kvtune.engines.vllm.plugin.counters import counters
 
 def worker(pipe):
-    metrics_folder.settle()
     counters().add("pages_read", 5)
     pipe.send(os.getpid())
     pipe.recv()
 
 def engine(pipe):
-    metrics_folder.settle()
     counters().add("pages_read", 40)
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     started = multiprocessing.get_context("spawn").Process(
@@ -42,22 +40,30 @@ def engine(pipe):
 if __name__ == "__main__":
     folder = metrics_folder.settle()
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    started = multiprocessing.get_context("spawn").Process(target=engine, args=(theirs,))
+    started = multiprocessing.get_context("spawn").Process(
+        target=engine, args=(theirs,), name="EngineCore_DP7"
+    )
     started.start()
     theirs.close()
     pid = ours.recv()
     print(json.dumps([str(folder), started.pid, pid]), flush=True)
     for line in sys.stdin:
         if line.strip() == "read":
-            sums = [s.value for family in Figures(folder).collect() for s in family.samples]
-            print(json.dumps(sums), flush=True)
+            figures = Figures()
+            figures.folder = folder
+            found = [s for family in figures.collect() for s in family.samples]
+            print(json.dumps({s.labels["engine"]: s.value for s in found}), flush=True)
     ours.send("end")
     started.join()
 """
 
 
+COUNTED = {"7": 45}
+"""Of the seventh engine: 40 by itself and 5 by its worker."""
+
+
 class Server:
-    """A process that counts 45 in those below it, 40 in the engine and 5 in the worker."""
+    """A process that has started an engine, which has started a worker."""
 
     def __init__(self, base, script):
         self.process = subprocess.Popen(
@@ -65,7 +71,7 @@ class Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **_outer(base)},
+            env={**os.environ, metrics_folder.VARIABLE: f"{base}/of_another_server"},
         )
         folder, self.engine, self.worker = self._answer()
         self.folder = Path(folder)
@@ -80,11 +86,6 @@ class Server:
 
     def end(self):
         self.process.communicate(timeout=20)
-
-
-def _outer(base):
-    """What a server inherits that is started from within another one."""
-    return {metrics_folder.VARIABLE: f"{base}/kvtune-metrics-{os.getuid()}-outer"}
 
 
 @pytest.fixture
@@ -117,13 +118,13 @@ def base(tmp_path, monkeypatch):
 def test_a_server_reads_its_own_processes_and_no_other_server_s(start):
     first, second = start(), start()
     assert first.folder != second.folder
-    assert (first.read(), second.read()) == ([45], [45])
+    assert (first.read(), second.read()) == (COUNTED, COUNTED)
 
 
 def test_figures_of_a_killed_worker_stay(start):
     server = start()
     os.kill(server.worker, signal.SIGKILL)
-    assert server.read() == [45]
+    assert server.read() == COUNTED
 
 
 def test_a_server_that_ends_leaves_nothing(start):
@@ -141,7 +142,7 @@ def test_what_a_killed_server_left_goes_with_the_next_start_and_a_living_one_sta
     assert killed.folder.is_dir()
     next_one = start()
     assert {*next_one.folder.parent.iterdir()} == {living.folder, next_one.folder}
-    assert living.read() == [45]
+    assert living.read() == COUNTED
 
 
 def test_only_folders_of_this_kind_and_user_are_swept(base):
