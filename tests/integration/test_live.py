@@ -7,18 +7,14 @@ import time
 import urllib.request
 
 import pytest
+from contracts.processor import eager
 
 from kvtune.engines.base import CannotChange, ServerSpec
 from kvtune.engines.vllm.engine import VllmEngine
 
 pytestmark = pytest.mark.integration
 
-BASE = {
-    "enforce-eager": True,
-    "kv-cache-memory-bytes": "48M",
-    "max-model-len": 2048,
-    "enable-logging-iteration-details": True,
-}
+BASE = eager(48, **{"enable-logging-iteration-details": True})
 NARROW = {**BASE, "max-num-seqs": 3, "max-num-batched-tokens": 512, "watermark": 0.05}
 LONG = [(position * 7919) % 40_000 + 100 for position in range(1500)]
 MANY = [[(position * step) % 40_000 + 50 for position in range(200)] for step in range(3, 11)]

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 from contracts.processes import is_alive
+from contracts.processor import needs_avx512
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, needs_avx512]
 
 KVTUNE = [str(Path(sys.executable).with_name("kvtune"))]
 GOALS = ("--goal", "p95 ttft <= 3s", "--goal", "p95 itl <= 400ms")

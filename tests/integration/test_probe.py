@@ -8,6 +8,7 @@ import threading
 import urllib.request
 
 import pytest
+from contracts.processor import KV_WIDTH, eager
 
 from kvtune.engines.base import ServerSpec
 from kvtune.engines.vllm.engine import VllmEngine
@@ -19,8 +20,8 @@ from kvtune.profilers.step_time import fit_step_time
 
 pytestmark = pytest.mark.integration
 
-ARGUMENTS = {"enforce-eager": True, "kv-cache-memory-bytes": "512M", "max-model-len": 2048}
-KV_BYTES_PER_TOKEN = 23_040  # 30 layers x 3 KV heads x 64 x keys and values x 2 bytes
+ARGUMENTS = eager(512)
+KV_BYTES_PER_TOKEN = 23_040 * KV_WIDTH  # 30 layers x 3 KV heads x 64 x keys and values
 VOCAB_SIZE = 49_152
 BUDGET_S = 40.0
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from contracts.processor import needs_avx512
 
 from kvtune.autotune.cli.app import main
 from kvtune.autotune.cli.quality import FAILED
@@ -15,7 +16,7 @@ from kvtune.policies.kv_dtype import KvDtype
 from kvtune.profilers.quality.suites.fidelity import Fidelity
 from kvtune.store.database import open_store
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, needs_avx512]
 
 SERVER = "--max-model-len 4096 --kv-cache-memory-bytes 419430400 --max-num-seqs 16"
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from contracts.processes import is_alive
+from contracts.processor import DTYPE, KV_WIDTH, eager, kv_mib, needs_avx512
 
 from kvtune.engines.base import ServerSpec
 from kvtune.engines.vllm.engine import VllmEngine
@@ -26,7 +27,7 @@ from kvtune.types import FailureClass
 
 pytestmark = pytest.mark.integration
 
-ARGUMENTS = {"enforce-eager": True, "kv-cache-memory-bytes": "256M", "max-model-len": 2048}
+ARGUMENTS = eager(256)
 SHORT = list(range(100, 140))
 LONG = [(position * 7919) % 40_000 + 100 for position in range(1500)]
 BATCH = [[(position * step) % 40_000 + 50 for position in range(300)] for step in (3, 4, 5)]
@@ -127,16 +128,17 @@ def test_a_forked_server_serves_exactly_as_a_started_one(warm, launch):
 
 
 def test_the_cache_that_was_asked_for_is_the_cache_that_is_there(launch):
-    with launch(block_size=64, kv_cache_memory_bytes="128M", max_num_seqs=8) as server:
+    with launch(block_size=64, kv_cache_memory_bytes=kv_mib(128), max_num_seqs=8) as server:
         effective = server.effective
     assert effective.block_size_tokens == 64
-    assert effective.kv_cache_memory_bytes == 128 << 20
+    assert effective.kv_cache_memory_bytes == KV_WIDTH * 128 << 20
     assert effective.kv_cache_size_tokens == effective.num_gpu_blocks * 64
     assert effective.max_num_seqs == 8
     assert effective.engine_version == "0.32.0"
-    assert effective.model_dtype == "bfloat16"
+    assert effective.model_dtype == DTYPE
 
 
+@needs_avx512
 def test_layers_that_are_skipped_keep_their_format_and_long_prompts_are_read_right(launch):
     fp8 = {"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["0", "1", "28", "29"]}
     filler = "On that day Ivo found a red lamp at the mill and took it to the chapel. " * 40
@@ -152,7 +154,7 @@ def test_layers_that_are_skipped_keep_their_format_and_long_prompts_are_read_rig
     [
         ({"block_size": 16}, FailureClass.BAD_ARGUMENT, "No common block size", "--block-size"),
         (
-            {"kv_cache_memory_bytes": "8M"},
+            {"kv_cache_memory_bytes": kv_mib(8)},
             FailureClass.DOES_NOT_FIT,
             "larger than the available KV cache memory",
             "--max-model-len 128 or less",

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from contracts.processor import eager
 
 from kvtune.engines.base import ServerSpec
 from kvtune.engines.vllm.engine import VllmEngine
@@ -20,7 +21,7 @@ from kvtune.types import Profile
 pytestmark = pytest.mark.integration
 
 KVTUNE = str(Path(sys.executable).with_name("kvtune"))
-ARGUMENTS = {"enforce-eager": True, "kv-cache-memory-bytes": "256M", "max-model-len": 2048}
+ARGUMENTS = eager(256)
 
 
 def keep_asking(url):

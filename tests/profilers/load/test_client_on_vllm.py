@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from contracts.processor import as_words, eager
 
 from kvtune.profilers.load.client import ClosedLoop, KeptText, OpenLoop, replay
 from kvtune.profilers.load.request import prepare
@@ -30,7 +31,7 @@ def endpoint(tmp_path_factory):
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--enforce-eager", "--kv-cache-memory-bytes", "256M", "--max-model-len", "2048"]
+    command += as_words(eager(256)).split()
     command += ["--enable-prompt-tokens-details"]
     log = tmp_path_factory.mktemp("vllm") / "server.log"
     with log.open("w") as output:
