@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from kvtune import __version__
 from kvtune.engines.vllm.plugin import metrics_folder
-from kvtune.engines.vllm.plugin.counters import counters, start_anew
+from kvtune.engines.vllm.plugin.counters import MODEL, counters, start_anew
 from kvtune.policies.plugin_config import PluginConfig
 from kvtune.types import fingerprint_of
 
@@ -45,12 +46,12 @@ def begin(asked: PluginConfig, vllm_config: Any) -> None:
     import vllm
 
     _exposed().folder = metrics_folder.settle()
+    os.environ[MODEL] = str(vllm_config.model_config.served_model_name)
     start_anew()
     config = asked.model_dump(mode="json", exclude_none=True)
     counters().set(
         "info",
         1,
-        model_name=str(vllm_config.model_config.served_model_name),
         policies="+".join(name for name in ("quest", "streaming_llm") if name in config),
         config=json.dumps(config, sort_keys=True),
         fingerprint=fingerprint_of(config),

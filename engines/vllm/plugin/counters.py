@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,9 @@ from typing import Literal
 from kvtune.engines.vllm.plugin import metrics_folder
 
 PREFIX = "kvtune:"
+MODEL = "KVTUNE_METRICS_MODEL"
+"""A variable that holds the name under which a model is served, for the processes of its server."""
+
 _SIZE_BYTES = 1 << 16
 _logger = logging.getLogger("vllm.kvtune")
 
@@ -44,7 +48,7 @@ METRICS = {
     "info": Metric(
         "gauge_max",
         "What the plugin was asked to do, as labels.",
-        ("model_name", "policies", "config", "fingerprint", "kvtune", "vllm"),
+        ("policies", "config", "fingerprint", "kvtune", "vllm"),
     ),
     "pages_seen": Metric(
         "counter", "Pages that decode steps would have read without the plugin, of all layers."
@@ -61,11 +65,11 @@ METRICS = {
 class Counters:
     """The figures of one process, which one thread of it writes.
 
-    Each is labelled with the number of its `engine`, as vLLM's own are.
+    `labels` are put to each: those by which vLLM tells engines and models apart.
     """
 
-    def __init__(self, folder: Path | None, engine: str) -> None:
-        self._engine = engine
+    def __init__(self, folder: Path | None, labels: Mapping[str, str]) -> None:
+        self._labels = labels
         self._folder = folder
         self._files: dict[str, _File] = {}
         self._places: dict[object, tuple[memoryview[float], int]] = {}
@@ -106,7 +110,7 @@ class Counters:
             file = self._files[metric.kind] = self._open(metric.kind)
         family = PREFIX + name
         series = f"{family}_total" if metric.kind == "counter" else family
-        told = [family, series, {"engine": self._engine, **labels}, metric.help]
+        told = [family, series, {**self._labels, **labels}, metric.help]
         return file.values, file.new(json.dumps(told, sort_keys=True))
 
     def _open(self, kind: str) -> _File:
@@ -164,7 +168,8 @@ def counters() -> Counters:
     """The figures of this process; a fork asks for its own."""
     global _current
     if _current is None:
-        _current = Counters(_folder(), _engine())
+        labels = {"engine": _engine(), "model_name": os.environ.get(MODEL, "")}
+        _current = Counters(_folder(), labels)
     return _current
 
 

@@ -29,6 +29,7 @@ for asked in sys.argv[2:]:
     counters().add("pages_read", 12)
 print(prometheus_client.generate_latest().decode())
 """
+VLLM = {"engine": "0", "model_name": "some/model"}
 FIRST = {"streaming_llm": {"window_tokens": 64}}
 SECOND = {"quest": {"pages": 8}, "protect": {"prefix_tokens": 3}}
 
@@ -51,14 +52,13 @@ def page_after(folder, *asked):
 
 def test_a_page_tells_what_is_counted_and_what_was_asked(tmp_path):
     found = page_after(tmp_path, SECOND)
-    assert found["kvtune:pages_read_total"] == (12, {"engine": "0"})
+    assert found["kvtune:pages_read_total"] == (12, VLLM)
     value, labels = found["kvtune:info"]
     config = json.loads(labels.pop("config"))
     assert len(labels.pop("fingerprint")) == 16
     assert value == 1
     assert labels == {
-        "engine": "0",
-        "model_name": "some/model",
+        **VLLM,
         "policies": "quest",
         "kvtune": __version__,
         "vllm": "0.32.7",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvtune.engines.vllm.plugin import counters as subject
 from kvtune.engines.vllm.plugin.collector import Figures
-from kvtune.engines.vllm.plugin.counters import METRICS, Counters, counters
+from kvtune.engines.vllm.plugin.counters import METRICS, MODEL, Counters, counters
 from kvtune.engines.vllm.plugin.metrics_folder import SHARED
 
 prometheus_client = pytest.importorskip("prometheus_client")
@@ -43,12 +43,13 @@ def in_process(pid):
 def own(tmp_path, monkeypatch):
     """A folder that this process counts into as long as the test lasts."""
     monkeypatch.setenv(SHARED, str(tmp_path))
+    monkeypatch.setenv(MODEL, "some/model")
     monkeypatch.setattr(subject, "_current", None)
     return tmp_path
 
 
 def test_a_page_shows_figures_with_help_and_kind_while_they_are_counted(tmp_path):
-    figures = Counters(tmp_path, "3")
+    figures = Counters(tmp_path, {"engine": "3"})
     figures.add("pages_read", 2)
     figures.add("pages_read", 5)
     figures.add("evicted_tokens", 64, cause="window")
@@ -81,7 +82,7 @@ COUNTED = st.tuples(
 def test_figures_of_processes_add_up(tmp_path_factory, counted):
     folder = tmp_path_factory.mktemp("processes")
     expected = defaultdict(int)
-    processes = {pid: Counters(folder, "0") for pid in (1, 2, 3)}
+    processes = {pid: Counters(folder, {"engine": "0"}) for pid in (1, 2, 3)}
     for pid, name, cause, amount in counted:
         labels = {"cause": cause} if METRICS[name].labels else {}
         with in_process(pid):
@@ -92,7 +93,7 @@ def test_figures_of_processes_add_up(tmp_path_factory, counted):
 
 
 def test_nothing_is_on_the_page_before_it_is_counted_and_0_is_enough(tmp_path):
-    figures = Counters(tmp_path, "0")
+    figures = Counters(tmp_path, {"engine": "0"})
     assert page(tmp_path) == ""
     figures.add("pages_seen", 0)
     assert samples(page(tmp_path)) == {("kvtune:pages_seen_total", (("engine", "0"),)): 0}
@@ -101,14 +102,16 @@ def test_nothing_is_on_the_page_before_it_is_counted_and_0_is_enough(tmp_path):
 def test_engines_keep_figures_of_their_own(tmp_path):
     for pid, engine in enumerate("01"):
         with in_process(pid):
-            Counters(tmp_path, engine).add("pages_read", 10 + pid)
+            Counters(tmp_path, {"engine": engine}).add("pages_read", 10 + pid)
     assert sorted(samples(page(tmp_path)).values()) == [10, 11]
 
 
 def test_processes_of_one_server_tell_once_what_was_asked(tmp_path):
     for pid in (1, 2):
         with in_process(pid):
-            Counters(tmp_path, "0").set("info", 1, **dict.fromkeys(METRICS["info"].labels, "same"))
+            Counters(tmp_path, {"engine": "0"}).set(
+                "info", 1, **dict.fromkeys(METRICS["info"].labels, "same")
+            )
     assert [*samples(page(tmp_path)).values()] == [1]
 
 
@@ -121,14 +124,14 @@ def test_processes_of_one_server_tell_once_what_was_asked(tmp_path):
     ],
 )
 def test_what_is_not_in_the_table_is_refused(tmp_path, name, labels, error):
-    figures = Counters(tmp_path, "0")
+    figures = Counters(tmp_path, {"engine": "0"})
     with pytest.raises(error):
         figures.add(name, 1, **labels)
     assert page(tmp_path) == ""
 
 
 def test_series_that_have_no_room_are_refused_and_the_others_stay(tmp_path):
-    figures = Counters(tmp_path, "0")
+    figures = Counters(tmp_path, {"engine": "0"})
     figures.add("evicted_tokens", 7, cause="window")
     with pytest.raises(ValueError, match="no room"):
         figures.add("evicted_tokens", 1, cause="x" * 70_000)
@@ -136,7 +139,7 @@ def test_series_that_have_no_room_are_refused_and_the_others_stay(tmp_path):
 
 
 def test_a_process_that_finds_no_place_for_its_figures_says_so_and_goes_on(tmp_path, caplog):
-    figures = Counters(tmp_path / "gone", "0")
+    figures = Counters(tmp_path / "gone", {"engine": "0"})
     figures.add("pages_read", 4)
     figures.add("pages_read", 4)
     assert figures.get("pages_read") == 8
@@ -169,7 +172,8 @@ def test_an_engine_and_its_worker_count_for_the_number_that_vllm_gave_it(own, na
     engine = FORK.Process(target=_engine, name=name)
     engine.start()
     engine.join()
+    labels = (("engine", label), ("model_name", "some/model"))
     assert samples(page(own)) == {
-        ("kvtune:pages_seen_total", (("engine", label),)): 2,
-        ("kvtune:pages_read_total", (("engine", label),)): 1,
+        ("kvtune:pages_seen_total", labels): 2,
+        ("kvtune:pages_read_total", labels): 1,
     }
