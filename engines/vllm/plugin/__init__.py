@@ -16,6 +16,8 @@ How the parts meet, in the order in which a start comes by them:
 - `builder`: once a step, each worker rewrites block tables to what is kept; `rows` is how.
 - `self_test`: before the first request, ours and the stock backend are held against each other.
 
+- `counters`, `collector`: what workers and the engine process count, on the server's own /metrics.
+
 Only this package may import vLLM's insides, and only within functions or in modules that `backend`
 and `spec` lead to: kvtune itself runs where there is no vLLM.
 """

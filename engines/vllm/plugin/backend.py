@@ -1,8 +1,8 @@
 """The attention backend that vLLM is given: the stock one, wrapped for what is asked.
 
-`Backend` is looked up by name when a model's layers are made. It is the stock class itself when
-nothing is asked; else a subclass with the same name, so that whatever vLLM does for the stock
-backend it does for ours.
+`Backend` is looked up by its name (`facts.BACKEND`) when a model's layers are made. It is the stock
+class itself when nothing is asked; else a subclass with the same name, so that whatever vLLM does
+for the stock backend it does for ours.
 
 How a policy joins: it may wrap the implementation in `impl_class` (what a layer computes), and take
 part in `builder.builder_class` (what a step prepares for all layers). Order: rows are compacted
@@ -17,9 +17,6 @@ from typing import Any
 from kvtune.engines.vllm.plugin.asked import asked_of
 from kvtune.engines.vllm.plugin.builder import builder_class
 from kvtune.policies.plugin_config import PluginConfig
-
-PATH = f"{__name__}.Backend"
-"""What `register_backend` is told; the class is made when it is first asked for."""
 
 
 def __getattr__(name: str) -> Any:
@@ -49,8 +46,15 @@ def stock_backend() -> Any:
 @functools.cache
 def backend_class(stock: Any, asked: PluginConfig, max_in_flight_tokens: int) -> type:
     """The subclass of the `stock` backend that does what is `asked` for."""
-    impl = impl_class(stock.get_impl_cls(), asked)
-    builder = builder_class(stock.get_builder_cls(), asked)
+    stock_impl, stock_builder = stock.get_impl_cls(), stock.get_builder_cls()
+    if asked.store is not None:
+        from kvtune.engines.vllm.plugin.store import attention
+
+        # Below all else, so that to the other policies pages are as stock ones.
+        stock_impl = attention.impl_class(stock_impl, asked.store)
+        stock_builder = attention.builder_class(stock_builder)
+    impl = impl_class(stock_impl, asked)
+    builder = builder_class(stock_builder, asked, stock_impl)
 
     class Backend(stock):  # type: ignore[misc]
         @staticmethod

@@ -6,6 +6,9 @@ from typing import Any
 
 from kvtune.engines.vllm.plugin.refusals import Facts
 
+BACKEND = "kvtune.engines.vllm.plugin.backend.Backend"
+"""What vLLM's registry of attention backends is told; the class is made when it is looked up."""
+
 
 def facts_of(vllm_config: Any) -> Facts:
     """The facts of a `VllmConfig`."""
@@ -45,13 +48,11 @@ def _platform(platform: Any) -> str:
 def _backend_is_ours(vllm_config: Any, *, is_cpu: bool) -> bool:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    from kvtune.engines.vllm.plugin.backend import PATH
-
     custom = AttentionBackendEnum.CUSTOM
     if not is_cpu and vllm_config.attention_config.backend is not custom:
         return False
     member = AttentionBackendEnum.CPU_ATTN if is_cpu else custom
-    return bool(member.is_overridden() and member.get_path() == PATH)
+    return bool(member.is_overridden() and member.get_path() == BACKEND)
 
 
 def _has_window(vllm_config: Any) -> bool:

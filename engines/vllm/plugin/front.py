@@ -12,8 +12,9 @@ import logging
 import sys
 from typing import Any
 
+from kvtune.engines.vllm.plugin import collector
 from kvtune.engines.vllm.plugin.asked import asked_of
-from kvtune.engines.vllm.plugin.facts import facts_of
+from kvtune.engines.vllm.plugin.facts import BACKEND, facts_of
 from kvtune.engines.vllm.plugin.refusals import TESTED, is_tested, refusals
 from kvtune.errors import BadInput
 from kvtune.policies.plugin_config import plugin_config
@@ -25,11 +26,9 @@ def register() -> None:
     """Put our backend where vLLM looks for one, and our check before a start. Idempotent."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from kvtune.engines.vllm.plugin.backend import PATH
-
     for member in (AttentionBackendEnum.CPU_ATTN, AttentionBackendEnum.CUSTOM):
         if not member.is_overridden():
-            register_backend(member, PATH)
+            register_backend(member, BACKEND)
     # Processes that read no arguments need not have it.
     if arguments := sys.modules.get("vllm.engine.arg_utils"):
         _wrap(arguments.EngineArgs)
@@ -82,6 +81,7 @@ def begin(vllm_config: Any) -> None:
             TESTED,
         )
     _log.info("kvtune's plugin is on: %s", asked.model_dump_json(exclude_none=True))
+    collector.begin(asked, vllm_config)
 
 
 def _forget_backends() -> None:

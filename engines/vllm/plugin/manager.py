@@ -1,11 +1,11 @@
 """The engine process's side: which pages a request holds, and which others may use them.
 
-Only pages whose content is the exact function of their tokens are published to the prefix cache:
+Published to the prefix cache, for other requests to use, is what is computed as in stock vLLM:
 
-- Quest: a decode step attends to some pages, so what it computes from the second layer on is not
-  exact. A prompt is computed with all of them. Published is the prompt.
-- StreamingLLM: exact is what was computed before the first page left. By `SinkWindow` that is every
-  token before `exact_tokens`, however the prompt was cut into chunks.
+- Quest: a decode step attends to some pages, so what it writes is another thing than what a prompt
+  of the same tokens would. A prompt is computed with all pages. Published is the prompt.
+- StreamingLLM: the first `SinkWindow.exact_tokens` tokens see all that precedes them. Later pages
+  stay the request's own; a hit on them would also hold more at once than requests are admitted for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+
+from kvtune.engines.vllm.plugin.counters import counters
 
 
 class PolicyManager(FullAttentionManager):  # type: ignore[misc]
@@ -25,23 +27,24 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
             stock["max_admission_blocks_per_request"] = self.sink_window.blocks_per_request(
                 kv_cache_spec.max_in_flight_tokens
             )
+            counters().add("evicted_tokens", 0, cause="window")
         super().__init__(kv_cache_spec, **stock)
         self.decodes_sparsely = kv_cache_spec.asked.quest is not None
         # A session that goes on counts its earlier answers among the prompt; they stay what they
         # were, so what was the prompt at first is remembered for as long as the pages are held.
         self.first_prompt_tokens: dict[str, int] = {}
+        self.dropped_ends: dict[str, int] = {}
 
-    def publishable_tokens(self, request: Any) -> int:
-        """How many of a request's first tokens others may use the pages of."""
-        limit = int(request.num_tokens)
+    def publishable_tokens(self, request: Any, num_tokens: int) -> int:
+        """How many of a request's first `num_tokens` others may use the pages of."""
         if self.decodes_sparsely:
-            limit = min(
-                limit,
-                self.first_prompt_tokens.setdefault(request.request_id, request.num_prompt_tokens),
+            first_prompt = self.first_prompt_tokens.setdefault(
+                request.request_id, request.num_prompt_tokens
             )
+            num_tokens = min(num_tokens, first_prompt)
         if self.sink_window is not None:
-            limit = min(limit, self.sink_window.exact_tokens)
-        return limit
+            num_tokens = min(num_tokens, self.sink_window.exact_tokens)
+        return num_tokens
 
     def cache_blocks(
         self,
@@ -51,10 +54,10 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
         *,
         replay_boundaries: Sequence[int],
     ) -> None:
-        """Publish the whole pages among the first `num_tokens` that are exact."""
+        """Publish the whole pages among the first `num_tokens` that others may use."""
         super().cache_blocks(
             request,
-            min(num_tokens, self.publishable_tokens(request)),
+            self.publishable_tokens(request, num_tokens),
             retention_interval,
             replay_boundaries=replay_boundaries,
         )
@@ -65,13 +68,19 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
         processed_computed_tokens: int,
         num_prompt_tokens: int | None = None,
     ) -> None:
-        """Free what no step reads again once so many tokens are computed and settled."""
-        if self.sink_window is not None:
-            first, end = self.sink_window.dropped_blocks(processed_computed_tokens)
+        """Free what nothing sees any more after so many settled tokens."""
+        if self.sink_window is None or request_id not in self.req_to_blocks:
+            return
+        first, end = self.sink_window.dropped_blocks(processed_computed_tokens)
+        gone = end - self.dropped_ends.get(request_id, first)
+        if gone > 0:
             self._remove_blocks_in_range(request_id, first, end)
+            self.dropped_ends[request_id] = end
+            counters().add("evicted_tokens", gone * self.block_size, cause="window")
 
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:
         """Forget a request and hand back its pages."""
         self.first_prompt_tokens.pop(request_id, None)
+        self.dropped_ends.pop(request_id, None)
         blocks: list[Any] = super().pop_blocks_for_free(request_id)
         return blocks

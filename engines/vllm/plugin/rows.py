@@ -1,16 +1,75 @@
-"""Rewrite a batch's block table so that a kernel reads the kept pages only. Torch alone.
+"""Rewrite a step's rows so that a kernel reads the kept pages only. Torch alone.
 
-A paged-attention kernel knows of a request what its row says: the pages in order, and how many
-tokens they hold. Pages that leave the middle of a row make a shorter request of it. Nothing moves
-in memory, and keys keep the positions that they were rotated by.
+A paged-attention kernel knows of a request what its row says: which tokens ask, the pages in order,
+and how many tokens they hold. Two changes of rows are all that a window needs of a kernel. A row
+whose tokens see different pages becomes several rows, and pages that no token of a row sees leave
+it. Nothing moves in memory, and keys keep the positions that they were rotated by.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvtune.policies.sink_window import SinkWindow
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def without_middle(block_table: Any, first: int, dropped: Any) -> Any:
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a step's rows become; on the host, as all that it depends on is there.
+
+    `source` [rows]: the old row that each comes from. `query_starts` [rows + 1]: where the queries
+    of each begin. `dropped` [rows]: how many pages leave behind the sinks. `lengths` [rows]: tokens
+    that are left, the queries among them.
+    """
+
+    source: Tensor
+    query_starts: Tensor
+    dropped: Tensor
+    lengths: Tensor
+
+
+def kept_rows(query_starts: Tensor, lengths: Tensor, sink_window: SinkWindow) -> Rows | None:
+    """Which rows a step becomes under `sink_window`; None when nothing leaves any.
+
+    Args:
+        query_starts: where the queries of each row begin in the batch, [rows + 1].
+        lengths: tokens of each row with its queries, which are its last, [rows].
+        sink_window: what the tokens of a page see.
+    """
+    import torch
+
+    size = sink_window.block_tokens
+    seen = sink_window.sink_blocks + sink_window.window_blocks
+    starts, ends = query_starts.long(), lengths.long()
+    queries = starts[1:] - starts[:-1]
+    computed = ends - queries
+    last_page = (ends - 1) // size
+    if not bool((last_page > seen).any()):
+        return None
+    # Up to the last page that sees everything, tokens can share a row.
+    first_page = torch.minimum((computed // size).clamp_(min=seen), last_page)
+    first_page = torch.where(queries > 0, first_page, last_page)
+    pieces = last_page - first_page + 1
+    source = torch.repeat_interleave(pieces)
+    within = torch.arange(len(source)) - (pieces.cumsum(0) - pieces)[source]
+    page = first_page[source] + within
+    begins = torch.where(within == 0, computed[source], page * size)
+    ends = torch.minimum((page + 1) * size, ends[source])
+    dropped = (page - seen).clamp_(min=0)
+    return Rows(
+        source=source,
+        query_starts=torch.cat([(ends - begins).new_zeros(1), (ends - begins).cumsum(0)])
+        + starts[0],
+        dropped=dropped,
+        lengths=ends - dropped * size,
+    )
+
+
+def without_middle(block_table: Tensor, first: int, dropped: Tensor) -> Tensor:
     """Close the gap that `dropped` pages from page `first` on leave in each row.
 
     Args:

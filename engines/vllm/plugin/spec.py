@@ -67,8 +67,13 @@ def policy_spec(stock: Any, asked: PluginConfig, max_in_flight_tokens: int) -> P
             f"kvtune's plugin cannot serve a layer whose KV cache is a {type(stock).__name__}",
             fix="take kvtune's section out of --additional-config for this model",
         )
+    changes: dict[str, Any] = {}
+    if asked.store is not None:
+        from kvtune.engines.vllm.plugin.store.spec import packed
+
+        changes = packed(stock, asked.store)
     made: PolicySpec = replace_as(
-        stock, PolicySpec, asked=asked, max_in_flight_tokens=max_in_flight_tokens
+        stock, PolicySpec, asked=asked, max_in_flight_tokens=max_in_flight_tokens, **changes
     )
     return made
 
