@@ -53,8 +53,9 @@ class Knob:
     `choices` lists every allowed value, numbers ascending; it is empty for `int` and `float`, which
     are any number from `low` to `high`. `log2` means powers of two from `low` to `high`. `default`
     is what the engine does when nothing is said. `active_when` maps another knob's name to the
-    values of it for which this knob matters; None means always. `served_as` maps values to that of
-    the engine argument of this name, where it is another one.
+    values of it for which this knob matters; None means always. `served_as` maps values to those of
+    the engine argument, where they are others; `named` is that argument where it is not called as
+    the knob.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Knob:
     default: JsonValue
     active_when: Mapping[str, tuple[JsonValue, ...]] | None = None
     served_as: Mapping[int | str, JsonValue] | None = None
+    named: str = ""
 
     def __post_init__(self) -> None:
         if not self.allows(self.default):
@@ -96,9 +98,21 @@ class Knob:
         unit: str = "",
         because: str,
         active_when: Mapping[str, tuple[JsonValue, ...]] | None = None,
+        named: str = "",
     ) -> Knob:
         """One of `choices`; give numbers in ascending order."""
-        return cls(name, "choice", None, None, tuple(choices), unit, because, default, active_when)
+        return cls(
+            name,
+            "choice",
+            low=None,
+            high=None,
+            choices=tuple(choices),
+            unit=unit,
+            because=because,
+            default=default,
+            active_when=active_when,
+            named=named,
+        )
 
     @classmethod
     def flag(cls, name: str, *, default: bool, because: str) -> Knob:
@@ -128,8 +142,13 @@ class Knob:
         numbers = [choice for choice in self.choices if _is_number(choice)]
         return min(numbers, key=lambda choice: (abs(choice - value), choice), default=self.default)
 
+    @property
+    def argument(self) -> str:
+        """The engine argument that this knob's values set."""
+        return self.named or self.name.replace("_", "-")
+
     def value_of(self, argument: JsonValue) -> JsonValue:
-        """The value that the engine argument of this knob's name stands for."""
+        """The value that a value of the engine argument stands for."""
         served = (self.served_as or {}).items()
         return next((value for value, given in served if given == argument), argument)
 
@@ -175,7 +194,8 @@ class Policy(ABC):
 
     `harm` is the least that any value but the default does; see `harm_of`.
     `saves` says in one word what it acts on; `arguments` are the engine arguments that it sets.
-    Knob names are unique among all policies: the name of the argument with underscores.
+    Knob names are unique among all policies: the name of the argument with underscores, unless
+    the knob names its argument.
     """
 
     name: ClassVar[str]

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from kvtune.policies.base import Context
 from kvtune.policies.model_shape import ModelShape
-from kvtune.policies.settings import read_count, settings_of
+from kvtune.policies.settings import base_settings, read_count, settings_of
 from kvtune.types import EffectiveConfig
 
 DTYPE, SKIP = "kv-cache-dtype", "kv-cache-dtype-skip-layers"
@@ -38,9 +38,14 @@ class Pool:
         return self.blocks * self.block_tokens
 
     @property
-    def usable_tokens(self) -> int:
+    def usable_blocks(self) -> int:
         """What requests can hold together."""
-        return max(self.blocks - 1, 0) * self.block_tokens
+        return max(self.blocks - 1, 0)
+
+    @property
+    def usable_tokens(self) -> int:
+        """Tokens of all usable blocks."""
+        return self.usable_blocks * self.block_tokens
 
 
 def kv_bytes_per_token(arguments: Mapping[str, JsonValue], ctx: Context) -> int | None:
@@ -123,13 +128,14 @@ def pool_of(arguments: Mapping[str, JsonValue], ctx: Context) -> Pool | None:
 
 def shortfall(arguments: Mapping[str, JsonValue], ctx: Context) -> str | None:
     """Say why not even one request of the longest length fits; None if it fits, or is unknown."""
-    pool = pool_of(arguments, ctx)
-    longest = settings_of(arguments, ctx).max_model_len_tokens
-    if pool is None or longest is None or longest <= pool.usable_tokens:
+    pool, now = pool_of(arguments, ctx), settings_of(arguments, ctx)
+    longest = now.max_model_len_tokens
+    if pool is None or longest is None or now.blocks_of(longest) <= pool.usable_blocks:
         return None
+    held = "one request" if now.sink_window is None else "what StreamingLLM keeps of one request"
     return (
         f"a KV pool of {pool.blocks} blocks of {pool.block_tokens} tokens holds "
-        f"{pool.usable_tokens:,} tokens (one block is reserved), less than one request of "
+        f"{pool.usable_tokens:,} tokens (one block is reserved), less than {held} of "
         f"max-model-len {longest:,}"
     )
 
@@ -139,15 +145,17 @@ def resident_requests(ctx: Context) -> int | None:
 
     Typical is the median input plus the median output, or the longest request served.
     """
-    pool = pool_of(ctx.base_arguments, ctx)
+    pool, now = pool_of(ctx.base_arguments, ctx), base_settings(ctx)
     seen = ctx.fingerprint
     inputs = seen.input_tokens.p50 if seen and seen.input_tokens else None
     outputs = seen.output_tokens.p50 if seen and seen.output_tokens else None
-    tokens = settings_of(ctx.base_arguments, ctx).max_model_len_tokens
+    tokens = now.max_model_len_tokens
     if inputs is not None and outputs is not None:
         tokens = max(round(inputs + outputs), 1)
     if pool is None or tokens is None:
         return None
+    if now.sink_window is not None:
+        return pool.usable_blocks // now.blocks_of(tokens)
     return pool.usable_tokens // tokens
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from kvtune.policies.base import policies
+from kvtune.policies.base import Policy, policies
 from kvtune.policies.method import ArchitectureMethod, Method, Serving, methods
+from kvtune.policies.plugin_arguments import PREFIX
+from kvtune.policies.plugin_levers import PLATFORMS
 
 TESTED_VLLM = "0.32"
 BACKENDS = (
@@ -94,13 +96,22 @@ def _levers() -> list[Entry]:
             saves=(lever.saves,),
             acts="both",
             needs=(),
-            engines=(f"vLLM {TESTED_VLLM}",),
-            serving=(f"vLLM {TESTED_VLLM}: " + ", ".join(f"--{item}" for item in lever.arguments),),
+            engines=(_lever_engine(lever),),
+            serving=(
+                f"{_lever_engine(lever)}: " + ", ".join(f"--{item}" for item in lever.arguments),
+            ),
             paper="vLLM",
             summary=(lever.__doc__ or "").strip().partition("\n")[0],
         )
         for name, lever in sorted(policies().items())
     ]
+
+
+def _lever_engine(lever: type[Policy]) -> str:
+    ours = all(argument.startswith(PREFIX) for argument in lever.arguments)
+    return f"vLLM {TESTED_VLLM}" + (
+        f" with kvtune's plugin ({'/'.join(PLATFORMS)})" if ours else ""
+    )
 
 
 def _method(cls: type[Method]) -> Entry:

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from kvtune.policies.base import Context
+from kvtune.policies.plugin_arguments import asked_by
+from kvtune.policies.plugin_config import PluginConfig
+from kvtune.policies.sink_window import SinkWindow
 
 GIB = 1 << 30
 STOCK_BLOCK_TOKENS = {"cpu": 128, "cuda": 16}
@@ -28,6 +31,8 @@ class Settings:
     """The settings that policies depend on, as they take effect together.
 
     `long_prefill_tokens` of 0 is no cap; `max_model_len_tokens` is None when unknown.
+    `in_flight_tokens` are the most that are scheduled and not yet settled. `plugin` is what is
+    asked of kvtune's plugin.
     """
 
     block_tokens: int
@@ -40,10 +45,29 @@ class Settings:
     long_prefill_tokens: int
     chunked_prefill: bool
     max_model_len_tokens: int | None
+    in_flight_tokens: int
+    skips_kv_layers: bool
+    plugin: PluginConfig
+
+    @property
+    def sink_window(self) -> SinkWindow | None:
+        """What StreamingLLM keeps of a request; None where it is off."""
+        return self.plugin.sink_window(self.block_tokens)
+
+    def blocks_of(self, tokens: int) -> int:
+        """The most KV blocks that a request holds at a time until it has `tokens` tokens."""
+        kept = self.sink_window
+        if kept is None:
+            return -(-tokens // self.block_tokens)
+        return kept.blocks_per_request(self.in_flight_tokens, tokens)
 
 
 def settings_of(arguments: Mapping[str, JsonValue], ctx: Context) -> Settings:
-    """Return what takes effect under `arguments`, the base arguments included in them."""
+    """Return what takes effect under `arguments`, the base arguments included in them.
+
+    Raises:
+        BadInput: they ask kvtune's plugin for what it does not have.
+    """
     chunked = arguments.get("enable-chunked-prefill") is not False
     length = max_model_len_tokens(arguments, ctx)
     budget = read_count(arguments.get("max-num-batched-tokens"))
@@ -67,6 +91,9 @@ def settings_of(arguments: Mapping[str, JsonValue], ctx: Context) -> Settings:
         long_prefill_tokens=read_count(arguments.get("long-prefill-token-threshold")) or 0,
         chunked_prefill=chunked,
         max_model_len_tokens=length,
+        in_flight_tokens=budget * _batches_at_once(arguments, ctx),
+        skips_kv_layers=bool(arguments.get("kv-cache-dtype-skip-layers")),
+        plugin=asked_by(arguments),
     )
 
 
@@ -125,6 +152,12 @@ def _is_large_gpu(ctx: Context) -> bool:
 def _world_size(ctx: Context) -> int:
     tensor = read_count(ctx.base_arguments.get("tensor-parallel-size")) or 1
     return tensor * (read_count(ctx.base_arguments.get("pipeline-parallel-size")) or 1)
+
+
+def _batches_at_once(arguments: Mapping[str, JsonValue], ctx: Context) -> int:
+    """While one batch is computed vLLM schedules the next one, unless it runs on a CPU."""
+    alone = ctx.platform == "cpu" or arguments.get("async-scheduling") is False
+    return 1 if alone else 2
 
 
 def _baseline(ctx: Context, field: str) -> JsonValue:

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from kvtune.errors import BadInput
 from kvtune.policies.base import Context
+from kvtune.policies.plugin_arguments import PREFIX
 from kvtune.policies.settings import STOCK_HASH_ALGO, Settings, settings_of
 from kvtune.types import Choice, PolicyStack
 
@@ -21,6 +22,8 @@ ORDER = (
     "kv_memory",
     "kv_dtype",
     "kv_skip_layers",
+    "page_selection",
+    "streaming_window",
     "block_size",
     "prefix_caching",
     "max_num_seqs",
@@ -88,6 +91,18 @@ RULES = (
         lambda now: not now.prefix_caching and now.hash_algo != STOCK_HASH_ALGO,
         ("prefix_caching_hash_algo",),
     ),
+    Rule(
+        "refused",
+        "kvtune's plugin refuses layers whose KV is stored in another format",
+        lambda now: now.skips_kv_layers and now.plugin.is_asked,
+        ("kv_cache_dtype_skip_layers", "quest_budget_tokens", "streaming_window_tokens"),
+    ),
+    Rule(
+        "dead",
+        "Quest reads everything where its budget holds all that StreamingLLM keeps",
+        lambda now: _reads_all_kept(now),
+        ("quest_budget_tokens",),
+    ),
 )
 
 
@@ -131,7 +146,16 @@ def position(policy: str) -> tuple[int, str]:
     return ORDER.index(policy) if policy in ORDER else len(ORDER), policy
 
 
+def _reads_all_kept(now: Settings) -> bool:
+    quest, kept = now.plugin.quest, now.sink_window
+    if kept is None or quest is None or quest.budget_tokens is None:
+        return False
+    pages = -(-quest.budget_tokens // kept.block_tokens)
+    return pages >= kept.sink_blocks + kept.window_blocks + 1
+
+
 def _describe(name: str, value: JsonValue) -> str:
+    name = name.removeprefix(PREFIX)
     if isinstance(value, bool):
         return f"{name} {'on' if value else 'off'}"
     if isinstance(value, list):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
+from kvtune.policies.plugin_arguments import OPTION
 from kvtune.types import Device, EngineInfo, fingerprint_of
 
 
@@ -22,8 +23,9 @@ def point_key(
 
     `workload_digest` is the digest of the workload's fingerprint, `arguments` are all engine
     arguments of the trial and `settings` say how it is measured (repeats, requests, load shape).
-    The order of names does not matter.
+    The order of names does not matter. Which plugin is there counts where one may be asked for.
     """
+    asks = any(name.partition(".")[0] == OPTION for name in arguments)
     return fingerprint_of(
         {
             "model": model,
@@ -32,5 +34,6 @@ def point_key(
             "workload": workload_digest,
             "arguments": dict(arguments),
             "settings": dict(settings),
+            **({"plugin": engine.plugin} if asks else {}),
         }
     )

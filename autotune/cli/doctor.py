@@ -12,7 +12,7 @@ from kvtune.autotune.cli import options
 
 if TYPE_CHECKING:
     from kvtune.kernels.nvml import GpuSample
-    from kvtune.types import Ceilings, Device
+    from kvtune.types import Ceilings, Device, EngineInfo
 
 EPILOG = "Example: kvtune doctor --model ./model"
 
@@ -39,7 +39,7 @@ def doctor(
     store: options.StoreUrl = None,
     json: options.Json = False,
 ) -> None:
-    """Check Python, vLLM, torch, GPU, history and model; exit code 2 if one is broken.
+    """Check Python, vLLM and plugin, torch, GPU, history and model; exit code 2 if one is broken.
 
     Ceilings are the memory bandwidth and the matrix rate that the device reached with --measure.
     """
@@ -91,7 +91,18 @@ def _engine(python: str | None) -> list[Check]:
     return [
         Check("vllm", True, f"{info.distribution} {info.version}, {info.platform}{tested}"),
         Check("torch", info.torch is not None, info.torch or "not found beside vLLM"),
+        _plugin(info),
     ]
+
+
+def _plugin(info: EngineInfo) -> Check:
+    """Without it vLLM ignores what it is asked to do by kvtune's own policies."""
+    from kvtune.policies.plugin_levers import plugin_problem
+
+    if (problem := plugin_problem(info)) is not None:
+        found, fix = problem
+        return Check("plugin", None, f"{found} (Quest, StreamingLLM and live changes need it)", fix)
+    return Check("plugin", True, f"kvtune {info.plugin}, which vLLM's servers load")
 
 
 def _device(device: Device) -> list[Check]:
@@ -108,9 +119,12 @@ def _device(device: Device) -> list[Check]:
         checks.append(
             Check(
                 "cpu",
-                fast,
-                "AVX-512 is there" if fast else "no AVX-512, which vLLM's CPU build needs",
-                "" if fast else "use a machine with AVX-512 or an NVIDIA GPU",
+                True if fast else None,
+                "AVX-512 is there"
+                if fast
+                else "no AVX-512: prompts take several times as long in bfloat16 as in float32, "
+                "and there is no fp8 KV",
+                "" if fast else "serve with --dtype float32, or use another machine",
             )
         )
     return checks

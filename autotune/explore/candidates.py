@@ -138,17 +138,17 @@ def place(entry: SpaceKnob, value: JsonValue) -> float:
 
 
 def values_of(space: SearchSpace, arguments: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """The value of each knob under `arguments`: a knob is called as its argument."""
+    """The value of each knob under `arguments`."""
     found = space.defaults
     for knob in (entry.knob for entry in space.knobs):
-        if (argument := knob.name.replace("_", "-")) in arguments:
-            found[knob.name] = knob.value_of(arguments[argument])
+        if knob.argument in arguments:
+            found[knob.name] = knob.value_of(arguments[knob.argument])
     return found
 
 
 def beyond(space: SearchSpace, arguments: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """The arguments that no knob of the space sets, as those of a space with more levers."""
-    own = {entry.knob.name.replace("_", "-") for entry in space.knobs}
+    own = {entry.knob.argument for entry in space.knobs}
     return {name: value for name, value in arguments.items() if name not in own}
 
 

@@ -68,7 +68,9 @@ class Experience:
 def experience_of(store: Store, device: Device, engine: EngineInfo) -> Experience:
     """What the studies of one engine on one device say."""
     names = [
-        one.name for one in store.studies() if one.device.key == device.key and one.engine == engine
+        one.name
+        for one in store.studies()
+        if one.device.key == device.key and _is_same(one.engine, engine)
     ]
     ceilings = store.ceilings(device.key)
     copy_bytes_per_s = None if ceilings is None else ceilings.copy_bytes_per_s
@@ -117,7 +119,8 @@ def probed_step_time(
             profile.step_time is not None
             and profile.step_time.source == "probe"
             and profile.model == model
-            and profile.engine == engine
+            and profile.engine is not None
+            and _is_same(profile.engine, engine)
             and profile.device is not None
             and profile.device.key == device.key
             and profile.effective is not None
@@ -125,6 +128,11 @@ def probed_step_time(
         ):
             return profile.step_time
     return None
+
+
+def _is_same(one: EngineInfo, other: EngineInfo) -> bool:
+    """Whether two are the same build; a plugin beside it does nothing unless it is asked to."""
+    return one.model_copy(update={"plugin": other.plugin}) == other
 
 
 def read_ratio(

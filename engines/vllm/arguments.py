@@ -1,7 +1,8 @@
 """Engine arguments as a mapping, and as words of a command line.
 
 Names are vLLM's long option names without dashes. `True` and `False` become `--name` and
-`--no-name`, a list its values after the name, a mapping JSON, and `None` is left out.
+`--no-name`, a list its values after the name, a mapping JSON, and `None` is left out. An option
+that is a mapping may be given in parts, `option.key.key`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import JsonValue
 
 from kvtune.errors import BadInput
+from kvtune.policies.plugin_arguments import whole
 
 # Options of vLLM 0.32's parser whose only false form is to leave them out.
 _WITHOUT_NEGATION = frozenset(
@@ -34,10 +36,34 @@ def normal_name(name: str) -> str:
     return head.replace("_", "-") + dot + tail
 
 
+def folded(arguments: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """The same, with options whole where vLLM 0.32 would not understand their parts.
+
+    It forgets a whole mapping where it also meets parts of it, in whatever order and place. A part
+    that is a switch or a list crashes its parser on a command line, a false one is lost in a config
+    file; numbers and text are understood everywhere.
+    """
+    named = {normal_name(name): value for name, value in arguments.items()}
+    broken = {
+        name.partition(".")[0]
+        for name, value in named.items()
+        if "." in name and value is not None
+        if isinstance(value, bool | list) or isinstance(named.get(name.partition(".")[0]), dict)
+    }
+    found: dict[str, JsonValue] = {}
+    for name, value in arguments.items():
+        head = normal_name(name).partition(".")[0]
+        if head not in broken:
+            found[name] = value
+        elif head not in found:
+            found[head] = whole(head, named)
+    return found
+
+
 def to_argv(arguments: Mapping[str, JsonValue]) -> list[str]:
     """Return `arguments` as command-line words."""
     words: list[str] = []
-    for name, value in arguments.items():
+    for name, value in folded(arguments).items():
         flag = f"--{normal_name(name)}"
         if value is None or (value is False and normal_name(name) in _WITHOUT_NEGATION):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -12,6 +13,8 @@ from pydantic import JsonValue, ValidationError
 from kvtune.engines.vllm.arguments import normal_name
 from kvtune.engines.vllm.cache_info import cache_labels, in_common
 from kvtune.engines.vllm.log import plain
+from kvtune.policies.plugin_arguments import OPTION, asked_by
+from kvtune.policies.plugin_config import SECTION
 from kvtune.types import EffectiveConfig
 
 # EffectiveConfig's field -> where /server_info has it.
@@ -64,6 +67,7 @@ _ARGUMENTS = {
     "scheduler-reserve-full-isl": "scheduler_reserve_full_isl",
     "watermark": "watermark_ratio",
 }
+_PLUGIN = re.compile(r'^kvtune:info\{.*?\bconfig=("(?:[^"\\]|\\.)*")', re.MULTILINE)
 _MULTIPLIERS = {
     suffix: multiplier
     for power, letter in enumerate("kmgt", start=1)
@@ -84,6 +88,8 @@ def read_effective(
 
     `source` names, in that order, the places that gave at least one value: "server_info",
     "metrics" (the labels of `vllm:cache_config_info`) and "log". What cannot be read is `None`.
+    What kvtune's plugin does is what the plugin itself says, not what it was asked to do: a vLLM
+    without it takes the same arguments and says nothing.
     Of several engines on the page of metrics those count that serve `model` (see `cache_labels`);
     what is said of caches is then read from there only, because the process that answers for all of
     them speaks of their sum.
@@ -98,7 +104,7 @@ def read_effective(
     sources = []
     for source, values in (
         ("server_info", of_server),
-        ("metrics", of_metrics),
+        ("metrics", of_metrics | _readable(_of_plugin(metrics_text))),
         ("log", _readable(_from_log(log_text))),
     ):
         new = {name: value for name, value in values.items() if name not in found}
@@ -152,6 +158,14 @@ def _of_labels(labels: Mapping[str, str]) -> dict[str, Any]:
     return _of_real_pool(values, labels)
 
 
+def _of_plugin(metrics_text: str) -> dict[str, Any]:
+    """What the plugin says on the server's page of metrics, as JSON in a label."""
+    found = _PLUGIN.search(metrics_text)
+    with contextlib.suppress(ValueError):
+        return {"plugin": json.loads(json.loads(found[1]))} if found else {}
+    return {}
+
+
 def _size_tokens(labels: Mapping[str, str]) -> str | None:
     """What the blocks hold, where the server does not say it: vLLM does from 0.24 on.
 
@@ -192,6 +206,11 @@ def differences(
             warnings.append(
                 f"--{normal_name(name)} was passed as {wanted!r}, but the engine runs with {got!r}"
             )
+    asked = asked_by({normal_name(name): value for name, value in arguments.items()})
+    wanted = asked.model_dump(mode="json", exclude_none=True)
+    if asked.is_asked and effective.plugin != wanted:
+        does = "is silent" if effective.plugin is None else f"does {json.dumps(effective.plugin)}"
+        warnings.append(f"kvtune's plugin was asked for {json.dumps(wanted)}, but {does}")
     if refused := re.search(r"Cannot use (\S+) backend on CPU", log_text):
         backend = refused[1].rpartition(".")[2]
         warnings.append(f"the engine does not use the attention backend {backend} on CPU")
@@ -211,8 +230,16 @@ def unread(arguments: Mapping[str, JsonValue], effective: EffectiveConfig) -> di
     return {
         name: value
         for name, value in named.items()
-        if name not in _ARGUMENTS or getattr(effective, _ARGUMENTS[name]) is None
+        if (name not in _ARGUMENTS or getattr(effective, _ARGUMENTS[name]) is None)
+        and not (effective.plugin is not None and _is_for_plugin(name, value))
     }
+
+
+def _is_for_plugin(name: str, value: JsonValue) -> bool:
+    """Whether an argument is for kvtune's plugin and for nobody else."""
+    if name == OPTION:
+        return isinstance(value, dict) and set(value) == {SECTION}
+    return name.startswith(f"{OPTION}.{SECTION}.")
 
 
 def _same(wanted: JsonValue, got: Any) -> bool:

@@ -23,6 +23,7 @@ from kvtune.engines.vllm.environment import (
     find_installation,
     is_tested,
     refuse_overrides,
+    refuse_without_plugin,
 )
 from kvtune.engines.vllm.live import live_arguments
 from kvtune.engines.vllm.model_path import expand_model
@@ -125,7 +126,18 @@ class VllmEngine(Engine):
         """`check_arguments` for many candidates at the price of one."""
         if self._command is not None:
             return [() for _ in candidates]
-        return self._option_check().check_many(candidates, model)
+        problems = self._option_check().check_many(candidates, model)
+        return [
+            found + self._plugin_problems(arguments)
+            for arguments, found in zip(candidates, problems, strict=True)
+        ]
+
+    def _plugin_problems(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+        try:
+            refuse_without_plugin(arguments, self.describe())
+        except BadInput as error:
+            return (f"{error.message}; {error.fix}",)
+        return ()
 
     def live_arguments(self, arguments: Mapping[str, JsonValue]) -> frozenset[str]:
         """The options that can be changed on a running server; none where kvtune is no plugin."""
@@ -228,6 +240,7 @@ class VllmEngine(Engine):
         model = expand_model(spec.model) if self._command is None else spec.model
         platform = self.describe().platform
         refuse_overrides(spec.arguments, spec.environment, platform=platform)
+        refuse_without_plugin(spec.arguments, self.describe())
         added = added_environment(
             spec.environment,
             platform=platform,

@@ -17,6 +17,8 @@ from kvtune.engines.vllm.arguments import normal_name
 from kvtune.engines.vllm.plugin.live_changes import SWITCH
 from kvtune.engines.vllm.secret_names import is_secret
 from kvtune.errors import BadInput, EngineError
+from kvtune.policies.plugin_arguments import asked_by
+from kvtune.policies.plugin_levers import plugin_problem
 from kvtune.types import EngineInfo, FailureClass
 
 _PROBE = Path(__file__).with_name("probe.py")
@@ -49,20 +51,16 @@ INSTALL_FIX = (
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A vLLM that an interpreter can start. `module` is what `python -m` runs.
-
-    `has_plugin`: kvtune is installed beside it, so that vLLM loads `kvtune.engines.vllm.plugin`.
-    """
+    """A vLLM that an interpreter can start. `module` is what `python -m` runs."""
 
     info: EngineInfo
     python: str
     module: str
-    has_plugin: bool = False
 
     @property
     def can_change(self) -> bool:
         """Whether servers can be changed while they run: in the version whose insides are known."""
-        return self.has_plugin and self.info.tested
+        return self.info.plugin is not None and self.info.tested
 
     @property
     def can_start_warm(self) -> bool:
@@ -107,8 +105,9 @@ def find_installation(python: str | None) -> Installation:
         python=chosen,
         torch=found["torch"],
         tested=is_tested(found["version"]),
+        plugin=found["plugin"],
     )
-    return Installation(info, chosen, found["module"], has_plugin=found["plugin"])
+    return Installation(info, chosen, found["module"])
 
 
 def is_tested(version: str) -> bool:
@@ -189,6 +188,20 @@ def refuse_overrides(
             f"{variable}={value} (GiB) overrides --{option}, and both are set",
             f"unset {variable}, or leave out --kv-memory and --{option}",
         )
+
+
+def refuse_without_plugin(arguments: Mapping[str, JsonValue], info: EngineInfo) -> None:
+    """Refuse to ask for kvtune's plugin where it is not: vLLM would take it without a word.
+
+    Behind a command nobody knows, and the server's own word is what counts.
+
+    Raises:
+        BadInput: it is not there, is that of another kvtune, or has no such policy.
+    """
+    asked = asked_by({normal_name(name): value for name, value in arguments.items()})
+    problem = plugin_problem(info) if asked.is_asked and info.python is not None else None
+    if problem is not None:
+        raise BadInput(problem[0], problem[1])
 
 
 def _for_speed(platform: str) -> dict[str, str]:

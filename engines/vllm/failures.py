@@ -48,6 +48,8 @@ _CHANGE_ARGUMENTS = "Change the engine arguments that the message names."
 
 # The first row that matches any line wins: root causes stand before what follows from them.
 _ROWS = (
+    # kvtune's own plugin, before vLLM starts anything.
+    _row(r"^kvtune: .*\. To fix: (?P<fix>.+)\.$", FailureClass.BAD_ARGUMENT, "{fix}"),
     _row(
         r"estimated maximum model length is (?P<tokens>\d+)",
         FailureClass.DOES_NOT_FIT,

@@ -18,6 +18,7 @@ from kvtune.engines.base import CannotChange
 from kvtune.engines.vllm.arguments import normal_name
 from kvtune.engines.vllm.effective import number_of
 from kvtune.engines.vllm.plugin.live_changes import METHOD
+from kvtune.policies.plugin_arguments import asked_by
 from kvtune.types import EffectiveConfig
 
 # What the scheduler alone goes by, with the value that vLLM 0.32 gives it by default.
@@ -56,7 +57,7 @@ def live_arguments(arguments: Mapping[str, JsonValue], *, keeps_sizes: bool) -> 
     size of the pool is said. Elsewhere graphs, kernels or the pool would be other ones.
     """
     given = {normal_name(name): value for name, value in arguments.items()}
-    if _BARRIERS & given.keys():
+    if _BARRIERS & given.keys() or asked_by(given).is_asked:
         return frozenset()
     is_pinned = any(given.get(name) is not None for name in _PINS)
     chunks = given.get("enable-chunked-prefill") is not False

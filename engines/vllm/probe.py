@@ -33,21 +33,21 @@ def _server_module() -> str | None:
     return None
 
 
-def _has_plugin() -> bool:
-    """Whether kvtune is installed here too, as something that vLLM loads."""
-    plugins = importlib.metadata.entry_points(group="vllm.general_plugins")
-    return "kvtune" in plugins.names
+def _plugin() -> str | None:
+    """The version of kvtune that is installed here too, as something that vLLM loads."""
+    plugins = importlib.metadata.entry_points(group="vllm.general_plugins", name="kvtune")
+    return next((plugin.dist.version for plugin in plugins if plugin.dist is not None), None)
 
 
 def main() -> None:
-    """Print distribution, version, torch's version and the server module, or nulls; the plugin."""
+    """Print versions of the distribution, torch and the plugin, and the server module, or nulls."""
     distribution = next((name for name in _DISTRIBUTIONS if _version(name)), None)
     found = {
         "distribution": distribution,
         "version": _version(distribution) if distribution else None,
         "torch": _version("torch"),
         "module": _server_module(),
-        "plugin": _has_plugin(),
+        "plugin": _plugin(),
     }
     sys.stdout.write(json.dumps(found) + "\n")
 

@@ -232,7 +232,10 @@ class GpuUse(Stored):
 
 
 class EngineInfo(Stored):
-    """An engine that can be started: which version, on which platform, from which interpreter."""
+    """An engine that can be started: which version, on which platform, from which interpreter.
+
+    `plugin` is the version of kvtune whose plugin its servers load; None: none, or it is not known.
+    """
 
     name: str
     version: str
@@ -241,6 +244,7 @@ class EngineInfo(Stored):
     python: str | None
     torch: str | None = None
     tested: bool = True
+    plugin: str | None = None
 
 
 class EffectiveConfig(Stored):
@@ -249,6 +253,7 @@ class EffectiveConfig(Stored):
     `differs` names what the engines behind one address do not have in common: of the sizes of their
     caches the smallest counts, other settings are unknown. What was not started but changed while
     it ran has a `start_kind` of "live", what was started wider and then changed is "narrowed".
+    `plugin` is what kvtune's plugin says that it does there.
     """
 
     kv_cache_size_tokens: int | None = None
@@ -269,6 +274,7 @@ class EffectiveConfig(Stored):
     scheduler_reserve_full_isl: bool | None = None
     attention_backend: str | None = None
     enforce_eager: bool | None = None
+    plugin: dict[str, JsonValue] | None = None
     engine_version: str | None = None
     start_kind: Literal["cold", "warm", "attached", "live", "narrowed"] | None = None
     source: tuple[str, ...] = ()

@@ -8,7 +8,16 @@ from pydantic import Field, model_validator
 
 from kvtune.lazy import lazy_import
 from kvtune.policies.eviction import EvictorContext, Selector
-from kvtune.policies.method import Axis, LayerShape, Need, Paper, Saves, SelectionMethod
+from kvtune.policies.method import (
+    REFERENCE,
+    Axis,
+    LayerShape,
+    Need,
+    Paper,
+    Saves,
+    SelectionMethod,
+    Serving,
+)
 from kvtune.types import Harm
 
 if TYPE_CHECKING:
@@ -47,6 +56,10 @@ class Quest(SelectionMethod):
     saves = (Saves.BANDWIDTH,)
     acts = "decode"
     needs = (Need.KERNEL,)
+    serving = (
+        REFERENCE,
+        Serving("kvtune-plugin", "vLLM 0.32, --additional-config.kvtune.quest", platforms=("cpu",)),
+    )
     paper = Paper(
         "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", "2406.10774", 2024
     )

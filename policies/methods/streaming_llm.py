@@ -8,7 +8,16 @@ from pydantic import Field
 
 from kvtune.lazy import lazy_import
 from kvtune.policies.eviction import Evictor, EvictorContext, Seen, choose_tokens
-from kvtune.policies.method import Axis, History, LayerShape, Paper, Saves, TokenMethod
+from kvtune.policies.method import (
+    REFERENCE,
+    Axis,
+    History,
+    LayerShape,
+    Paper,
+    Saves,
+    Serving,
+    TokenMethod,
+)
 from kvtune.types import Harm
 
 if TYPE_CHECKING:
@@ -37,6 +46,14 @@ class StreamingLLM(TokenMethod):
     harm = Harm.LOSSY
     saves = (Saves.CAPACITY, Saves.BANDWIDTH)
     acts = "both"
+    serving = (
+        REFERENCE,
+        Serving(
+            "kvtune-plugin",
+            "vLLM 0.32, --additional-config.kvtune.streaming_llm",
+            platforms=("cpu",),
+        ),
+    )
     paper = Paper("Efficient Streaming Language Models with Attention Sinks", "2309.17453", 2023)
     summary = (
         "Holds the first and the latest tokens, so that memory never grows; everything in between "

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from contracts.policy_samples import MIB, on_cpu, on_gpu
+from contracts.policy_samples import MIB, WITH_PLUGIN, on_cpu, on_gpu, workload
 
 from kvtune.autotune.ladder import (
     SHARES,
@@ -54,8 +54,9 @@ def test_a_search_has_no_rung_above_the_harm_that_it_may_do():
 
 def test_what_no_engine_serves_is_named_on_its_rung():
     closed = by_name(on_cpu())["L3"].closed
-    for name in ("snapkv", "h2o", "streaming-llm", "quest", "palu"):
+    for name in ("snapkv", "h2o", "palu"):
         assert closed[name] == "no engine at hand serves it"
+    assert not {"quest", "streaming-llm"} & set(closed), "kvtune's plugin serves them"
     assert "garbage" in closed["kv_cache_dtype=int4_per_token_head"]
     assert "vllm-turboquant" not in closed, "it is a value of a lever"
     assert "gqa" not in closed, "an architecture is nothing to try"
@@ -64,7 +65,7 @@ def test_what_no_engine_serves_is_named_on_its_rung():
 def test_a_rung_with_nothing_to_try_says_so_with_the_reasons():
     says = by_name(on_cpu())["L3"].says
     assert says.startswith("L3, lossy settings: nothing to try here; not tried, ")
-    assert ", quest, " in says
+    assert ", palu, " in says
     assert "kv_cache_dtype=int4_per_token_head" in says
     assert says.count("no engine at hand serves it") == 1
 
@@ -190,3 +191,42 @@ def test_what_opens_is_said_with_how_the_trials_stood():
         "lossy settings are tried from here on: a reason; "
         "0 of 9 near-lossless trials met the goal by then"
     )
+
+
+LONG = on_cpu(engine=WITH_PLUGIN, fingerprint=workload(input_p95=5000.0))
+
+
+def bound(bottleneck):
+    verdict = Verdict(bottleneck=bottleneck, confidence="high", evidence=(), summary="")
+    return replace(LONG, verdict=verdict)
+
+
+def test_policies_of_the_plugin_are_on_the_rung_for_lossy_settings():
+    found = by_name(LONG)
+    assert {"quest_budget_tokens", "streaming_window_tokens"} <= set(found["L3"].opens)
+    assert not {"quest_budget_tokens", "streaming_window_tokens"} & set(found["L2"].opens)
+
+
+@pytest.mark.parametrize(
+    ("bottleneck", "opened"),
+    [
+        (Bottleneck.KV_CAPACITY, {"streaming_window_tokens"}),
+        (Bottleneck.PREFIX_THRASH, {"streaming_window_tokens"}),
+        (Bottleneck.KV_BANDWIDTH, {"streaming_window_tokens", "quest_budget_tokens"}),
+        (Bottleneck.COMPUTE, set()),
+    ],
+)
+def test_the_verdict_says_which_of_them_is_tried(bottleneck, opened):
+    found = by_name(bound(bottleneck))["L3"]
+    ours = {"streaming_window_tokens", "quest_budget_tokens"}
+    assert ours & set(found.opens) == opened
+    closed = {"streaming_window", "page_selection"} & set(found.closed)
+    assert len(closed) == len(ours) - len(opened)
+    assert all("bound by" in found.closed[name] for name in closed)
+
+
+def test_a_vllm_without_the_plugin_is_told_what_to_install():
+    without = WITH_PLUGIN.model_copy(update={"plugin": None, "python": "/venv/bin/python"})
+    closed = by_name(replace(LONG, engine=without))["L3"].closed
+    for name in ("page_selection", "streaming_window"):
+        assert "to fix: /venv/bin/python -m pip install kvtune==" in closed[name]

@@ -190,7 +190,7 @@ def test_a_search_may_be_lossy_where_nothing_lossy_is_served():
     near, lossy = (
         build_space(situation("cpu"), harm=harm) for harm in (Harm.NEAR_LOSSLESS, Harm.LOSSY)
     )
-    assert lossy == near
+    assert lossy.knobs == near.knobs
 
 
 def test_layers_are_skipped_only_together_with_a_format():

@@ -10,6 +10,8 @@ from kvtune.types import Choice, Harm, PolicyStack
 
 VLLM_OPTIONS = frozenset(
     {
+        "additional-config.kvtune.quest.budget_tokens",
+        "additional-config.kvtune.streaming_llm.window_tokens",
         "block-size",
         "enable-prefix-caching",
         "gpu-memory-utilization",
@@ -95,7 +97,7 @@ class PolicyContract:
                 assert Choice.model_validate_json(choice.model_dump_json()) == choice
                 assert (choice.arguments == {}) == (value == knob.default)
                 for argument in choice.arguments:
-                    if argument == knob.name.replace("_", "-"):
+                    if argument == knob.argument:
                         assert knob.value_of(choice.arguments[argument]) == value
                 seen.append(choice.arguments)
             assert all(seen.count(arguments) == 1 for arguments in seen)

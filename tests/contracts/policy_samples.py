@@ -1,5 +1,6 @@
 """Situations in which a policy is asked: machines, models and workloads."""
 
+from kvtune import __version__
 from kvtune.kernels.device import DeviceDetail
 from kvtune.policies.base import Context
 from kvtune.policies.model_shape import ModelShape
@@ -21,10 +22,18 @@ SMOLLM2 = ModelShape(
 LLAMA_8B = ModelShape("LlamaForCausalLM", 32, 32, 8, 128, 2, 131072, 128256)
 
 
-def engine(platform):
+def engine(platform, plugin=None):
     return EngineInfo(
-        name="vllm", version="0.32.0", distribution="vllm", platform=platform, python=None
+        name="vllm",
+        version="0.32.0",
+        distribution="vllm",
+        platform=platform,
+        python=None,
+        plugin=plugin,
     )
+
+
+WITH_PLUGIN = engine("cpu", plugin=__version__)
 
 
 def lengths(p50, p95):
@@ -76,6 +85,11 @@ SITUATIONS = {
         max_concurrency=4,
         fingerprint=workload(input_p50=2500.0, input_p95=3500.0, reuse={128: 0.0}),
         base_arguments={"max-num-seqs": 64, "kv-cache-memory-bytes": "512M"},
+    ),
+    "cpu, long prompts and the plugin": on_cpu(
+        engine=WITH_PLUGIN,
+        fingerprint=workload(input_p50=2500.0, input_p95=5000.0),
+        base_arguments={"kv-cache-memory-bytes": "512M"},
     ),
     "cpu, one at a time": on_cpu(max_concurrency=1, fingerprint=workload()),
     "gpu, nothing known": on_gpu(model=None, detail=None),

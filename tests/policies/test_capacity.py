@@ -15,6 +15,7 @@ from kvtune.policies.capacity import (
     resident_requests,
     shortfall,
 )
+from kvtune.policies.plugin_arguments import WINDOW_TOKENS
 from kvtune.types import EffectiveConfig
 
 FP8_OF_256M = {"kv-cache-memory-bytes": "256M", "kv-cache-dtype": "fp8"}
@@ -153,3 +154,29 @@ def test_reported_bytes_of_a_token_are_the_pools_over_its_blocks():
     assert reported_kv_bytes({"num-gpu-blocks-override": 22}, seen) is None, "not its blocks"
     for missing in ("kv_cache_memory_bytes", "num_gpu_blocks", "block_size_tokens"):
         assert reported_kv_bytes({}, seen.model_copy(update={missing: None})) is None
+
+
+@pytest.mark.parametrize(
+    ("window_tokens", "fits"),
+    # 21 usable blocks: one of sinks, one to spare, and 19 for the window and a step of 256.
+    [(1024, True), (19 * 128 - 256, True), (19 * 128 - 255, False)],
+)
+def test_a_prompt_may_outgrow_the_pool_when_its_middle_is_freed(window_tokens, fits):
+    arguments = {
+        "kv-cache-memory-bytes": 64 * MIB,
+        "max-model-len": 8192,
+        "max-num-batched-tokens": 256,
+    }
+    assert "than one request of" in shortfall(arguments, on_cpu())
+    reason = shortfall({**arguments, WINDOW_TOKENS: window_tokens}, on_cpu())
+    assert (reason is None) is fits
+    assert fits or "less than what StreamingLLM keeps of one request of" in reason
+
+
+def test_more_requests_are_resident_when_each_keeps_a_window():
+    base = {"kv-cache-memory-bytes": "512M", "max-model-len": 8192, "max-num-batched-tokens": 256}
+    lengths = workload(input_p50=6000.0, output_p50=144.0)
+    assert resident_requests(on_cpu(base_arguments=base, fingerprint=lengths)) == 3
+    # 181 usable blocks, 12 for each.
+    windowed = on_cpu(base_arguments={**base, WINDOW_TOKENS: 1024}, fingerprint=lengths)
+    assert resident_requests(windowed) == 15

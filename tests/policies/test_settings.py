@@ -1,6 +1,8 @@
 import pytest
 from contracts.policy_samples import GIB, on_cpu, on_gpu
 
+from kvtune.errors import BadInput
+from kvtune.policies.plugin_arguments import QUEST_TOKENS, WINDOW_TOKENS
 from kvtune.policies.settings import base_settings, read_count, settings_of
 from kvtune.types import Device, EffectiveConfig
 
@@ -93,3 +95,26 @@ def test_prefix_caching_is_on_unless_somebody_turned_it_off():
         on_cpu(baseline=EffectiveConfig(enable_prefix_caching=False))
     ).prefix_caching
     assert not settings_of({"enable-prefix-caching": False}, on_cpu()).prefix_caching
+
+
+def test_what_is_in_flight_is_a_batch_on_a_cpu_and_two_where_the_next_is_planned_meanwhile():
+    budget = {"max-num-batched-tokens": 512}
+    assert settings_of(budget, on_cpu()).in_flight_tokens == 512
+    assert settings_of(budget, on_gpu()).in_flight_tokens == 1024
+    assert settings_of({**budget, "async-scheduling": False}, on_gpu()).in_flight_tokens == 512
+
+
+def test_a_request_holds_a_block_for_each_started_one_unless_the_plugin_frees_some():
+    stock = settings_of({"block-size": 128}, on_cpu())
+    assert stock.sink_window is None
+    assert [stock.blocks_of(tokens) for tokens in (1, 128, 129, 8192)] == [1, 1, 2, 64]
+    kept = settings_of(
+        {"block-size": 128, "max-num-batched-tokens": 256, WINDOW_TOKENS: 1024}, on_cpu()
+    )
+    # A page of sinks, eight of the window, two of a step, and one more.
+    assert [kept.blocks_of(tokens) for tokens in (1, 1280, 1537, 8192)] == [1, 10, 12, 12]
+
+
+def test_a_request_that_the_plugin_does_not_know_is_refused():
+    with pytest.raises(BadInput, match="quest"):
+        settings_of({QUEST_TOKENS: 0}, on_cpu())

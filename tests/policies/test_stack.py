@@ -2,6 +2,7 @@ import pytest
 from contracts.policy_samples import MIB, on_cpu
 
 from kvtune.errors import BadInput
+from kvtune.policies.plugin_arguments import QUEST_TOKENS, WINDOW_TOKENS
 from kvtune.policies.stack import ORDER, broken_rules, compose, describe
 from kvtune.types import Choice, Harm, PolicyStack
 
@@ -109,3 +110,25 @@ def test_a_stack_is_described_in_one_line():
 
 def test_memory_comes_first_in_the_order():
     assert ORDER[0] == "kv_memory"
+
+
+def test_the_plugin_goes_with_no_layers_in_formats_of_their_own():
+    both = {"kv-cache-dtype-skip-layers": ["0"], QUEST_TOKENS: 512}
+    assert any("another format" in reason for reason in broken(both))
+    assert not broken({QUEST_TOKENS: 512})
+    assert not broken({"kv-cache-dtype-skip-layers": ["0"]})
+
+
+@pytest.mark.parametrize(
+    ("budget", "is_dead"),
+    # Of 128 tokens: a page with the sinks, eight of the window, and the one that is written.
+    [(1152, False), (1153, True), (2048, True)],
+)
+def test_quest_has_nothing_to_choose_from_within_what_a_window_keeps(budget, is_dead):
+    reasons = broken({QUEST_TOKENS: budget, WINDOW_TOKENS: 1024})
+    assert any("Quest reads everything" in reason for reason in reasons) is is_dead
+
+
+def test_settings_of_the_plugin_are_told_by_their_short_names():
+    stack = compose([choice("page_selection", {QUEST_TOKENS: 512}, Harm.LOSSY)])
+    assert describe(stack) == "quest.budget_tokens 512"

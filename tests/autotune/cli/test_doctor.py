@@ -6,13 +6,14 @@ import sys
 import pytest
 from contracts.fake_nvml import FakeNvml
 
+from kvtune import __version__
 from kvtune.autotune.cli import doctor
 from kvtune.errors import KvtuneError
 from kvtune.kernels import ceilings
 from kvtune.kernels.device import detect_device
 from kvtune.kernels.nvml import GpuSample
 from kvtune.store import open_store
-from kvtune.types import Ceilings
+from kvtune.types import Ceilings, EngineInfo
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -216,3 +217,25 @@ def test_what_a_gpu_does_now_is_said_as_far_as_it_tells():
         "held back by power cap"
     )
     assert doctor._gpu_state(GpuSample(at_s=0.0, gpu=1, power_w=20.0)) == "20 W"
+
+
+# --- the plugin ---
+
+
+def beside(**changes):
+    facts = {"name": "vllm", "version": "0.32.0", "distribution": "vllm", "platform": "cpu"}
+    return EngineInfo(**{**facts, "python": "/v/python", "plugin": __version__, **changes})
+
+
+def test_the_plugin_beside_vllm_is_named_with_its_version():
+    assert doctor._plugin(beside()) == doctor.Check(
+        "plugin", True, f"kvtune {__version__}, which vLLM's servers load"
+    )
+
+
+@pytest.mark.parametrize(("plugin", "why"), [(None, "not installed"), ("0.0.1", "kvtune 0.0.1")])
+def test_a_vllm_without_our_plugin_is_no_fault_and_has_the_fix(plugin, why):
+    check = doctor._plugin(beside(plugin=plugin))
+    assert check.ok is None
+    assert why in check.found
+    assert check.fix == f"/v/python -m pip install kvtune=={__version__}"

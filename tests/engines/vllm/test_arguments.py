@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.engines.vllm.arguments import normal_name, parse_engine_args, to_argv
+from kvtune.engines.vllm.arguments import folded, normal_name, parse_engine_args, to_argv
 from kvtune.errors import BadInput
 
 
@@ -50,7 +50,34 @@ values = st.booleans() | texts | numbers | objects | st.lists(items, min_size=2,
 def test_words_read_back_as_the_arguments_they_came_from(arguments):
     known = {"disable-log-stats", "headless", "grpc"}
     arguments = {name: value for name, value in arguments.items() if name not in known}
-    assert parse_engine_args(shlex.join(to_argv(arguments))) == arguments
+    assert parse_engine_args(shlex.join(to_argv(arguments))) == folded(arguments)
+
+
+QUEST = "additional-config.kvtune.quest.pages"
+
+
+# Seen with the parser of vLLM 0.32: it merges parts with parts, but not with a whole.
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({QUEST: 8, "x.a": "b"}, {QUEST: 8, "x.a": "b"}),
+        (
+            {"additional-config": {"other": {"x": 1}}, QUEST: 8},
+            {"additional-config": {"other": {"x": 1}, "kvtune": {"quest": {"pages": 8}}}},
+        ),
+        (
+            {"additional_config.kvtune.quest.pages": 8, "additional_config": {"other": 1}},
+            {"additional-config": {"other": 1, "kvtune": {"quest": {"pages": 8}}}},
+        ),
+        ({"x.a": True, "x.b": 2, "y": 3}, {"x": {"a": True, "b": 2}, "y": 3}),
+        ({"y": 1, "x.a": False, "z": 2}, {"y": 1, "x": {"a": False}, "z": 2}),
+        ({"x.a": [1, 2]}, {"x": {"a": [1, 2]}}),
+        ({"x.a": None, "x.b": 2}, {"x.a": None, "x.b": 2}),
+        ({"x": "text", "x.a": 1}, {"x": "text", "x.a": 1}),
+    ],
+)
+def test_parts_that_vllm_would_not_understand_are_put_together(arguments, found):
+    assert list(folded(arguments).items()) == list(found.items())
 
 
 @given(st.one_of(texts, numbers, objects))

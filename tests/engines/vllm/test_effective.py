@@ -204,3 +204,47 @@ def test_what_the_blocks_hold_is_known_of_releases_that_do_not_say_it(labels, si
         start_kind="attached",
     )
     assert effective.kv_cache_size_tokens == size_tokens
+
+
+PLUGIN_PAGE = r"""# HELP kvtune:info What the plugin was asked to do, as labels.
+# TYPE kvtune:info gauge
+kvtune:info{config="{\"protect\": {\"prefix_tokens\": 0}, \"quest\": {\"dense_layers\": 2, \
+\"pages\": 8, \"per_kv_head\": false}, \"schema_version\": 1}",engine="0",fingerprint="abc",\
+kvtune="0.1.0",model_name="m",policies="quest",vllm="0.32.0"} 1.0
+""".replace("\\\n", "")
+PLUGIN = {
+    "protect": {"prefix_tokens": 0},
+    "quest": {"dense_layers": 2, "pages": 8, "per_kv_head": False},
+    "schema_version": 1,
+}
+ASKED = {"additional-config.kvtune.quest.pages": 8}
+
+
+def test_what_the_plugin_does_is_what_it_says_and_not_what_was_asked():
+    assert read(None, METRICS + PLUGIN_PAGE).plugin == PLUGIN
+    info = {"vllm_config": {**SERVER_INFO["vllm_config"], "additional_config": {"kvtune": {}}}}
+    assert read(info, METRICS).plugin is None
+    assert read(None, METRICS + PLUGIN_PAGE.replace("{", "[", 2)).plugin is None
+
+
+def test_a_plugin_that_is_silent_or_does_something_else_is_a_warning():
+    does = read(None, METRICS + PLUGIN_PAGE)
+    assert differences(ASKED, does, "") == ()
+    assert differences({"additional_config": {"kvtune": {"quest": {"pages": 8}}}}, does, "") == ()
+    (silent,) = differences(ASKED, read(None, METRICS), "")
+    assert '"pages": 8' in silent
+    assert silent.endswith("but is silent")
+    (other,) = differences({"additional-config.kvtune.quest.pages": 9}, does, "")
+    assert other.startswith(
+        'kvtune\'s plugin was asked for {"schema_version": 1, "quest": {"pages"'
+    )
+    assert "but does {" in other
+
+
+def test_what_the_plugin_does_stands_for_the_arguments_that_asked_for_it():
+    does = read(None, METRICS + PLUGIN_PAGE)
+    whole = {"additional-config": {"kvtune": {"quest": {"pages": 8}}}}
+    assert unread(ASKED, does) == unread(whole, does) == {}
+    others = {"additional-config": {"kvtune": {"quest": {"pages": 8}}, "other": 1}}
+    assert unread(others, does) == others
+    assert unread(ASKED, EffectiveConfig()) == ASKED

@@ -3,6 +3,7 @@ import time
 
 import pytest
 
+from kvtune import __version__
 from kvtune.engines.vllm.environment import (
     added_environment,
     deployable_environment,
@@ -10,10 +11,11 @@ from kvtune.engines.vllm.environment import (
     is_tested,
     measured_environment,
     refuse_overrides,
+    refuse_without_plugin,
 )
 from kvtune.engines.vllm.plugin.live_changes import SWITCH
 from kvtune.errors import BadInput, EngineError
-from kvtune.types import FailureClass
+from kvtune.types import EngineInfo, FailureClass
 
 
 def test_an_installation_is_described_quickly_and_without_importing_it(fake_vllm, tmp_path):
@@ -65,13 +67,14 @@ def test_the_platform_decides_whether_servers_can_be_forked(
     module = "vllm.entrypoints.launchers.api_server.entry"
     python.write_text(
         f'#!/bin/sh\nprintf \'%s\' \'{{"distribution": "{distribution}", "version": "0.33.1", '
-        f'"torch": "{torch}", "module": "{module}", "plugin": true}}\'\n'
+        f'"torch": "{torch}", "module": "{module}", "plugin": "0.1.0"}}\'\n'
     )
     python.chmod(0o755)
     found = find_installation(str(python))
     assert found.info.platform == platform
     assert found.can_start_warm is warm
     assert not found.info.tested
+    assert found.info.plugin == "0.1.0"
     assert not found.can_change, "the insides of another version are not known"
 
 
@@ -158,3 +161,39 @@ def test_a_variable_that_overrides_the_kv_memory_is_refused(monkeypatch):
     wanted = {"VLLM_CPU_KVCACHE_SPACE": "4"}
     with pytest.raises(BadInput):
         refuse_overrides({"kv-cache-memory-bytes": 1 << 26}, wanted, platform="cpu")
+
+
+BESIDE = EngineInfo(
+    name="vllm",
+    version="0.32.0",
+    distribution="vllm",
+    platform="cpu",
+    python="/v/python",
+    plugin=__version__,
+)
+ASKED = {"additional_config.kvtune.quest.pages": 8}
+
+
+def test_the_plugin_is_not_asked_for_where_vllm_would_ignore_it():
+    refuse_without_plugin(ASKED, BESIDE)
+    missing = BESIDE.model_copy(update={"plugin": None})
+    refuse_without_plugin({"additional-config": {"other": 1}}, missing)
+    with pytest.raises(BadInput, match="not installed") as caught:
+        refuse_without_plugin(ASKED, missing)
+    assert caught.value.fix == f"/v/python -m pip install kvtune=={__version__}"
+    with pytest.raises(BadInput, match=r"kvtune 0\.0\.1"):
+        refuse_without_plugin(ASKED, BESIDE.model_copy(update={"plugin": "0.0.1"}))
+
+
+def test_what_the_plugin_does_not_have_is_refused_before_a_start():
+    with pytest.raises(BadInput, match=r"kvtune\.quest\.page"):
+        refuse_without_plugin({"additional-config.kvtune.quest.page": 8}, BESIDE)
+
+
+def test_behind_a_command_nobody_knows_whether_it_is_there():
+    unknown = BESIDE.model_copy(update={"plugin": None, "python": None})
+    refuse_without_plugin(ASKED, unknown)
+
+
+def test_a_vllm_of_the_same_environment_loads_the_plugin(fake_vllm):
+    assert find_installation(None).info.plugin == __version__

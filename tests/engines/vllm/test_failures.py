@@ -155,3 +155,15 @@ def test_a_hang_is_told_apart_from_the_error_that_caused_it():
 def test_colours_and_progress_bars_do_not_hide_the_cause():
     log = "\x1b[1;31mLoading:  10%\rLoading: 20%\rMemoryError\x1b[0m\n"
     assert classify(log, returncode=1, phase="start").message == "MemoryError"
+
+
+def test_what_kvtunes_own_plugin_refuses_comes_with_its_own_fix():
+    log = (
+        "INFO 11-30 17:03:19 [plugins.py:10] Available plugins\n"
+        "kvtune: the plugin cannot serve this: it was never tried with tensor parallelism. "
+        "To fix: set --tensor-parallel-size 1.\n"
+    )
+    failure = classify(log, returncode=1, phase="start")
+    assert failure.failure is FailureClass.BAD_ARGUMENT
+    assert "never tried with tensor parallelism" in failure.message
+    assert failure.fix == "set --tensor-parallel-size 1"

@@ -26,6 +26,9 @@ EAGER = {"enforce-eager": True, "kv-cache-memory-bytes": "48M"}
         ({**EAGER, "enable-chunked-prefill": False}, PLAIN),
         ({**EAGER, "speculative-config": {"method": "ngram"}}, set()),
         ({**EAGER, "kv_transfer_config": {}}, set()),
+        ({**EAGER, "additional_config.kvtune.quest.pages": 8}, set()),
+        ({**EAGER, "additional-config": {"kvtune": {"quest": {"pages": 8}}}}, set()),
+        ({**EAGER, "additional-config": {"other": 1}}, PLAIN | SIZES),
     ],
 )
 def test_sizes_are_live_only_where_they_shape_nothing_but_buffers(arguments, live):
