@@ -35,7 +35,7 @@ def start_problem(system: System | None, ctx: Context) -> str:
         return "the size of the pool is not known"
     longest = max_model_len_tokens(ctx.base_arguments, ctx)
     usable = (system.blocks - 1) * system.block_tokens
-    if longest is None or longest <= usable:
+    if longest is None or system.blocks_of(longest) < system.blocks:
         return ""
     return (
         f"the engine would refuse it: {usable:,} tokens are less than one request of "
@@ -45,7 +45,7 @@ def start_problem(system: System | None, ctx: Context) -> str:
 
 def sequences_in(system: System, mean: History) -> int:
     """How many sequences as long as `mean` run at once."""
-    blocks = math.ceil(mean.tokens * system.kept_ratio / system.block_tokens)
+    blocks = system.blocks_of(math.ceil(mean.tokens * system.kept_ratio))
     return min((system.blocks - 1) // blocks, system.limits.max_active)
 
 

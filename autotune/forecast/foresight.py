@@ -158,6 +158,9 @@ def _capacity_tokens(found: Measurement) -> int | None:
     effective = found.effective
     if effective is None:
         return None
+    if effective.plugin and "streaming_llm" in effective.plugin:
+        # The same blocks hold more requests, and vLLM reports it.
+        return effective.kv_cache_size_tokens
     if effective.num_gpu_blocks is not None and effective.block_size_tokens is not None:
         return effective.num_gpu_blocks * effective.block_size_tokens
     return effective.kv_cache_size_tokens

@@ -35,12 +35,19 @@ from kvtune.policies.method import Axis, History
 from kvtune.policies.method_stack import MethodStack, parse_stack
 from kvtune.policies.model_cache import ModelCache
 from kvtune.policies.plan import stack_bytes
+from kvtune.policies.plugin_arguments import QUEST_TOKENS, WINDOW_TOKENS
+from kvtune.policies.plugin_levers import why_not_served
 from kvtune.policies.settings import GIB, base_settings, settings_of
 
 NOTHING_KNOWN = Experience()
 
 BUDGET_SHARES = (0.5, 0.25)
 """Budgets of methods that keep, or read, a part of a sequence, as shares of its tokens."""
+
+QUEST_SAVED: Times = (1.0, 0.75, 0.0)
+WINDOW_SAVED: Times = (1.0, 1.0, 0.5)
+"""Of the time for what kvtune's plugin does not read, what is saved: best, expected, worst. Quest
+pays with it for choosing pages. These are guesses."""
 
 QUEST_PAGE_TOKENS = 16
 NOT_SERVED = "no engine at hand serves it"
@@ -61,8 +68,9 @@ class Lever:
     `resident_ratio` is what a sequence takes over what it took, where the arguments do not say it
     already: from the first token of a prompt, or with `cuts_prompts` once its prompt is computed.
     `read_ratio` is the time to read a cached token over what it was: least, expected and most.
-    `read_source` says where that is from. `load_bytes_per_s` is how fast a second tier gives back
-    what it holds, and `problem` says why nothing can be forecast.
+    `read_source` says where that is from. `saved_ratio` is what is saved of the time for tokens
+    that the arguments leave unread: best, expected and worst. `load_bytes_per_s` is how fast a
+    second tier gives back what it holds, and `problem` says why nothing can be forecast.
     """
 
     name: str
@@ -74,6 +82,7 @@ class Lever:
     cuts_prompts: bool = False
     read_ratio: Times = UNCHANGED
     read_source: str = ""
+    saved_ratio: Times = UNCHANGED
     load_bytes_per_s: tuple[float, float, float] | None = None
     reuses_prefixes: bool = True
     problem: str = ""
@@ -107,9 +116,16 @@ def lever_of(
         arguments,
         read_ratio=(low, expected, high),
         read_source=source,
+        saved_ratio=_saved(arguments),
         load_bytes_per_s=_load_bytes_per_s(experience) if arguments.get(OFFLOAD) else None,
         problem=problem,
     )
+
+
+def _saved(arguments: Mapping[str, JsonValue]) -> Times:
+    if arguments.get(QUEST_TOKENS):
+        return QUEST_SAVED
+    return WINDOW_SAVED if arguments.get(WINDOW_TOKENS) else UNCHANGED
 
 
 def levers(
@@ -137,12 +153,14 @@ def levers(
         is_smaller = lever.resident_ratio < 1 or bool(lever.problem)
         if held in FULL or (is_smaller and method_of(held) != text):
             found.append(lever if not_served else _engine_format(dtype, ctx, experience))
-    if held in FULL:
-        # Formulas of other methods start from full precision.
+    if held in FULL and not base_settings(ctx).plugin.is_asked:
+        # Formulas of other methods start from full precision, and from a whole cache.
+        is_served = not why_not_served(ctx)
         found += [
             _method(text, text, NOT_SERVED, ctx, cache, mean, experience, unread)
-            for text in _methods(mean.tokens)
+            for text in _methods(mean.tokens, is_served=is_served)
         ]
+        found += _plugin(mean.tokens, ctx) if is_served else []
     return [*found, _offload(ctx, experience)]
 
 
@@ -325,17 +343,34 @@ def _method(
     )
 
 
-def _methods(tokens: int) -> list[str]:
+def _methods(tokens: int, *, is_served: bool) -> list[str]:
+    """Stacks of methods that no engine serves; `is_served`: kvtune's plugin serves its own."""
     found = ["turboquant"]
     for share in BUDGET_SHARES:
         budget = max(int(tokens * share), 2 * QUEST_PAGE_TOKENS)
         pages = budget // QUEST_PAGE_TOKENS
-        found += [
-            f"snapkv:budget_tokens={budget}",
-            f"streaming-llm:window_tokens={budget}",
-            f"quest:budget_tokens={pages * QUEST_PAGE_TOKENS}",
-        ]
+        found.append(f"snapkv:budget_tokens={budget}")
+        if not is_served:
+            found += [
+                f"streaming-llm:window_tokens={budget}",
+                f"quest:budget_tokens={pages * QUEST_PAGE_TOKENS}",
+            ]
     return list(dict.fromkeys(found))  # The smallest budget may stand for several shares.
+
+
+def _plugin(tokens: int, ctx: Context) -> list[Lever]:
+    """The same budgets, as kvtune's plugin for vLLM serves them."""
+    least = 2 * base_settings(ctx).block_tokens
+    found = []
+    for budget in dict.fromkeys(max(int(tokens * share), least) for share in BUDGET_SHARES):
+        for name, argument, says in (
+            ("quest", QUEST_TOKENS, "reads {:,} tokens of a context in most layers"),
+            ("streaming-llm", WINDOW_TOKENS, "keeps the first and the last {:,} tokens"),
+        ):
+            found.append(
+                lever_of({argument: budget}, ctx, name=f"{name} {budget}", says=says.format(budget))
+            )
+    return found
 
 
 def _refusal_of(dtype: str, ctx: Context) -> str:

@@ -32,6 +32,7 @@ from kvtune.autotune.forecast.counted import (
 )
 from kvtune.autotune.forecast.experience import WITHIN, Experience
 from kvtune.autotune.forecast.levers import Lever, lever_of
+from kvtune.autotune.forecast.read_times import UNCHANGED
 from kvtune.autotune.forecast.reason import reason_of
 from kvtune.autotune.forecast.replay import SimulatedRun, System, simulate
 from kvtune.autotune.forecast.requests import SimulatedRequest, shuffled, simulated_requests
@@ -154,7 +155,9 @@ class Forecaster:
         return None
 
     def _loading(self, lever: Lever, system: System, read: int) -> System:
-        """The engine with what a second tier takes to give a token back."""
+        """The engine with what a tier takes to give a token back, and what sparse reads save."""
+        if lever.saved_ratio != UNCHANGED:
+            system = replace(system, saved_ratio=lever.saved_ratio[read])
         each = token_bytes(self.context)
         if lever.load_bytes_per_s is None or each is None:
             return system

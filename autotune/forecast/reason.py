@@ -43,6 +43,8 @@ def reason_of(
             f"{lever.read_ratio[1]:.2g} times as long"
             + (f" ({lever.read_source})" if lever.read_source else "")
         )
+    if before.reads != after.reads and seen.mean_sequences:
+        facts.append(_sparse(before, after, calibration))
     if lever.load_bytes_per_s is not None:
         facts.append(f"what it gives back comes at {lever.load_bytes_per_s[1] / 1e9:.0f} GB/s")
     hits = _hit_share(seen), _hit_share(done)
@@ -84,6 +86,20 @@ def _read_share(calibration: Calibration) -> float:
     read_s = cost.per_kv_token_s * seen.mean_resident_tokens
     step_s = cost.fixed_s + cost.per_sequence_s * seen.mean_sequences + read_s
     return read_s / step_s if step_s else 0.0
+
+
+def _sparse(before: System, after: System, calibration: Calibration) -> str:
+    """What a decode step of the mean context reads of it, before and after."""
+    seen = calibration.simulated
+    context = round(seen.mean_resident_tokens / seen.mean_sequences)
+    counts = [
+        context if one.reads is None else round(one.reads.decoded(max(context - 1, 0)))
+        for one in (before, after)
+    ]
+    return (
+        f"reading KV is {_read_share(calibration):.0%} of a mean decode step, and "
+        f"{counts[1]:,} tokens of a mean context are read, not {counts[0]:,}"
+    )
 
 
 def _hit_share(done: SimulatedRun) -> float:

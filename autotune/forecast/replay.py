@@ -16,10 +16,13 @@ from statistics import fmean
 from kvtune.autotune.forecast.evicting import EvictingScheduler
 from kvtune.autotune.forecast.offloading import OffloadingScheduler
 from kvtune.autotune.forecast.requests import SimulatedRequest
+from kvtune.autotune.forecast.sparse_reads import SparseReads
 from kvtune.autotune.forecast.step_cost import StepCost
+from kvtune.autotune.forecast.windowed import WindowedScheduler
 from kvtune.engines.simulated import scheduler as engine
 from kvtune.engines.simulated.blocks import BlockPool
 from kvtune.errors import BadInput
+from kvtune.policies.sink_window import SinkWindow
 from kvtune.profilers.load.arrivals import ClosedLoop, OpenLoop
 from kvtune.types import LoadRun, RequestRecord
 
@@ -34,7 +37,10 @@ class System:
     """An engine as the scheduler sees it: `blocks` blocks, one of them never used, and limits.
 
     `kept_ratio` is the share of its tokens that a sequence holds once its prompt is computed. With
-    `tier_blocks` there is a second tier, from which a token comes back in `load_token_s`.
+    `tier_blocks` there is a second tier, from which a token comes back in `load_token_s`. `reads`
+    are those under kvtune's plugin, of which `saved_ratio` of the time that they spare is saved.
+    `longest_tokens` is the length of the longest request served, where it is known, and
+    `in_flight_tokens` the most that are scheduled and not yet settled.
     """
 
     blocks: int
@@ -43,11 +49,31 @@ class System:
     kept_ratio: float = 1.0
     tier_blocks: int = 0
     load_token_s: float = 0.0
+    reads: SparseReads | None = None
+    saved_ratio: float = 1.0
+    longest_tokens: int | None = None
+    in_flight_tokens: int = 0
+
+    @property
+    def sink_window(self) -> SinkWindow | None:
+        """What a sequence keeps; None where that is everything."""
+        return None if self.reads is None else self.reads.sink_window
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens of sequences that decode for which there is room, as engines report it."""
+        """Tokens of sequences that decode for which there is room, as engines report it.
+
+        Of sequences that keep a part: those of as many of the longest ones as run at once.
+        """
+        if self.sink_window is not None and self.longest_tokens is not None:
+            return int(self.blocks / self.blocks_of(self.longest_tokens) * self.longest_tokens)
         return int(self.blocks * self.block_tokens / self.kept_ratio)
+
+    def blocks_of(self, tokens: int) -> int:
+        """The most blocks that a sequence holds at a time until it has `tokens` tokens."""
+        if self.sink_window is None:
+            return math.ceil(tokens / self.block_tokens)
+        return self.sink_window.blocks_per_request(self.in_flight_tokens, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +118,7 @@ def simulate(
     """
     for request in requests:
         held_tokens = request.prompt_tokens + request.output_tokens - 1
-        if math.ceil(held_tokens / system.block_tokens) > system.blocks - 1:
+        if system.blocks_of(held_tokens) > system.blocks - 1:
             raise BadInput(
                 f"a request of {held_tokens:,} tokens does not fit into "
                 f"{max(system.blocks - 1, 0) * system.block_tokens:,} tokens",
@@ -106,6 +132,10 @@ def _scheduler(pool: BlockPool, system: System) -> engine.Scheduler:
         return EvictingScheduler(pool, system.block_tokens, system.limits, system.kept_ratio)
     if system.tier_blocks:
         return OffloadingScheduler(pool, system.block_tokens, system.limits, system.tier_blocks)
+    if system.sink_window is not None:
+        return WindowedScheduler(
+            pool, system.block_tokens, system.limits, system.sink_window, system.in_flight_tokens
+        )
     return engine.Scheduler(pool, system.block_tokens, system.limits)
 
 
@@ -150,7 +180,8 @@ class _Replay:
                 # Whoever was thrown out starts over in the next round, where everyone fits alone.
                 continue
             self._note(step)
-            self._now_s += self._cost.duration_s(step) + loaded_tokens * self._system.load_token_s
+            duration_s = self._cost.duration_s(step, self._system.reads, self._system.saved_ratio)
+            self._now_s += duration_s + loaded_tokens * self._system.load_token_s
             for sequence in self._scheduler.complete(step, self._now_s):
                 self._serve(sequence)
         steps = self._decoding

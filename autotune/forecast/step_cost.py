@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kvtune.autotune.forecast.sparse_reads import SparseReads
 from kvtune.engines.simulated.scheduler import Step, is_decode
 
 
@@ -23,16 +24,28 @@ class StepCost:
     per_prefill_token_s: float = 0.0
     read_ratio: float = 1.0
 
-    def duration_s(self, step: Step) -> float:
-        """Seconds that a step takes, asked before it is completed."""
-        decoding = read = prefill = resident = 0
+    def duration_s(
+        self, step: Step, reads: SparseReads | None = None, saved_ratio: float = 1.0
+    ) -> float:
+        """Seconds that a step takes, asked before it is completed.
+
+        Args:
+            step: what is computed.
+            reads: what is read of a cache, where that is not all of it.
+            saved_ratio: the part of the time for what is not read that is really saved.
+        """
+        decoding = prefill = resident = 0
+        read = 0.0
         for sequence, tokens in step.chunks:
+            cached = sequence.computed_tokens
             if is_decode(sequence, tokens):
                 decoding += 1
-                read += sequence.computed_tokens + tokens
+                read += cached + tokens
+                if reads is not None:
+                    read -= saved_ratio * (cached + tokens - reads.decoded(cached))
             else:
                 prefill += tokens
-                resident += sequence.computed_tokens + tokens
+                resident += cached + tokens if reads is None else reads.kept(cached, tokens)
         return (
             self.fixed_s
             + decoding * self.per_sequence_s

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from kvtune.autotune.forecast.replay import System
+from kvtune.autotune.forecast.sparse_reads import sparse_reads
 from kvtune.engines.simulated.scheduler import Limits
 from kvtune.errors import BadInput
 from kvtune.policies.base import Context
@@ -25,6 +26,7 @@ from kvtune.policies.kv_dtype import FP8
 from kvtune.policies.kv_memory import SHARE, SIZED_BY, STOCK_SHARE_RATIO
 from kvtune.policies.method import LayerShape
 from kvtune.policies.method_stack import parse_stack
+from kvtune.policies.plugin_arguments import QUEST_TOKENS, WINDOW_TOKENS
 from kvtune.policies.settings import read_count, settings_of
 from kvtune.policies.stack import RULES
 
@@ -37,6 +39,8 @@ MODELLED = frozenset(
         SKIP,
         "kv-cache-memory-bytes",
         "kv-offloading-size",
+        QUEST_TOKENS,
+        WINDOW_TOKENS,
         "long-prefill-token-threshold",
         "max-num-active-seqs",
         "max-num-batched-tokens",
@@ -115,6 +119,9 @@ def system_of(arguments: Mapping[str, JsonValue], ctx: Context) -> System | None
         tier_blocks=int(tier * (1 << 30) / block_bytes)
         if isinstance(tier, int | float) and block_bytes
         else 0,
+        reads=sparse_reads(now, ctx.model),
+        longest_tokens=now.max_model_len_tokens,
+        in_flight_tokens=now.in_flight_tokens,
     )
 
 

@@ -1,0 +1,68 @@
+"""How many cached tokens a step reads under kvtune's plugin, as whole reads over all layers.
+
+The pages are those that the plugin reads: StreamingLLM's by `SinkWindow`, and Quest's latest page
+with the best others up to its budget.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvtune.policies.model_shape import ModelShape
+from kvtune.policies.plugin_config import QuestConfig
+from kvtune.policies.settings import Settings
+from kvtune.policies.sink_window import SinkWindow
+
+
+@dataclass(frozen=True, slots=True)
+class SparseReads:
+    """`quest` reads a part of what `sink_window` keeps, in all but a `dense_share` of the layers.
+
+    Pages hold `block_tokens`.
+    """
+
+    block_tokens: int
+    sink_window: SinkWindow | None = None
+    quest: QuestConfig | None = None
+    dense_share: float = 0.0
+
+    def kept(self, cached_tokens: int, more: int) -> int:
+        """Tokens that a step can read which adds `more` to a cache of so many, its own included."""
+        if self.sink_window is None:
+            return cached_tokens + more
+        first, end = self.sink_window.dropped_blocks(cached_tokens)
+        return cached_tokens + more - (end - first) * self.block_tokens
+
+    def decoded(self, cached_tokens: int) -> float:
+        """Tokens that one decode step reads of a cache of so many and of its own token.
+
+        A page's least and greatest keys take as much as one token's key and value.
+        """
+        kept = self.kept(cached_tokens, 1)
+        pages, budget = -(-kept // self.block_tokens), self._budget_pages(kept)
+        if budget is None or pages <= budget:
+            return kept
+        chosen = kept - (pages - budget) * self.block_tokens
+        return self.dense_share * kept + (1 - self.dense_share) * (chosen + pages)
+
+    def _budget_pages(self, kept_tokens: int) -> int | None:
+        quest = self.quest
+        if quest is None:
+            return None
+        if quest.budget_tokens is not None:
+            return -(-quest.budget_tokens // self.block_tokens)
+        if quest.share is not None:
+            return max(math.ceil(quest.share * kept_tokens / self.block_tokens), 1)
+        return quest.pages
+
+
+def sparse_reads(now: Settings, model: ModelShape | None) -> SparseReads | None:
+    """What is read under these settings; None where all of it is."""
+    if not now.plugin.is_asked:
+        return None
+    quest = now.plugin.quest
+    dense = 0.0
+    if quest is not None and model is not None:
+        dense = min(quest.dense_layers / model.layers, 1.0)
+    return SparseReads(now.block_tokens, now.sink_window, quest, dense)

@@ -1,0 +1,187 @@
+"""What is forecast of the policies of kvtune's plugin for vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from contracts.forecast_baseline import CPU, context, found_on
+from contracts.policy_samples import WITH_PLUGIN
+from contracts.store_values import a_study
+
+from kvtune.autotune.forecast.counted import start_problem
+from kvtune.autotune.forecast.foresight import foresight_of
+from kvtune.autotune.forecast.levers import lever_of
+from kvtune.autotune.forecast.predict import make_forecaster
+from kvtune.autotune.forecast.replay import simulate
+from kvtune.autotune.forecast.sparse_reads import SparseReads
+from kvtune.autotune.forecast.step_cost import StepCost
+from kvtune.autotune.forecast.system import as_reported, system_of
+from kvtune.policies.plugin_arguments import QUEST_TOKENS, WINDOW_TOKENS
+from kvtune.policies.plugin_config import QuestConfig
+from kvtune.policies.sink_window import SinkWindow
+from kvtune.profilers.load.arrivals import ClosedLoop
+from kvtune.profilers.measure import LoadPlan
+from kvtune.profilers.metrics.base import measure
+from kvtune.store import open_store
+from kvtune.types import (
+    Choice,
+    EffectiveConfig,
+    Goal,
+    Harm,
+    Measurement,
+    PolicyStack,
+    Request,
+    Status,
+    Trial,
+)
+
+TRUE = StepCost(0.02, per_sequence_s=2e-4, per_kv_token_s=1e-5, per_prefill_token_s=3e-4)
+PLAN = LoadPlan(ClosedLoop(16))
+
+
+def beside_the_plugin(**changes):
+    """A CPU server whose vLLM loads the plugin, with blocks of 16 tokens."""
+    seen = {"blocks": 600, "max_model_len_tokens": 512, "max_num_batched_tokens": 128, **changes}
+    return replace(context(CPU, **seen), engine=WITH_PLUGIN)
+
+
+def sent(requests):
+    return [
+        Request(token_ids=tuple(one.content), output_tokens=one.output_tokens) for one in requests
+    ]
+
+
+@pytest.fixture
+def forecaster_of(some_requests, model_of):
+    """Makes a forecaster from a run with the true costs on such a server."""
+
+    def make(cost=TRUE, **changes):
+        ctx = beside_the_plugin(**changes)
+        requests = some_requests()
+        reported = as_reported(ctx)
+        system = system_of(reported.base_arguments, reported)
+        run = simulate(requests, PLAN.arrivals, system, cost).run
+        return make_forecaster(sent(requests), PLAN, run, Goal(), ctx, model_of(cost, 0.1))
+
+    return make
+
+
+def forecast(forecaster, arguments):
+    lever = lever_of(arguments, forecaster.context, name="x", says="does x")
+    return {found.metric: found for found in forecaster.forecast(lever)}
+
+
+def truth(forecaster, system):
+    run = simulate(forecaster.baseline.requests, PLAN.arrivals, system, TRUE).run
+    return measure(run, Goal())
+
+
+def test_quest_shortens_steps_by_what_it_does_not_read(forecaster_of):
+    forecaster = forecaster_of()
+    found = forecast(forecaster, {QUEST_TOKENS: 64})
+    reads = SparseReads(16, quest=QuestConfig(budget_tokens=64), dense_share=2 / 30)
+    base = forecaster.baseline.system
+    before = truth(forecaster, base)["itl_p50_s"]
+    all_saved, none_saved = (
+        truth(forecaster, replace(base, reads=reads, saved_ratio=ratio))["itl_p50_s"] / before
+        for ratio in (1.0, 0.0)
+    )
+    ratio = found["itl_p50_s"].ratio
+    assert all_saved < 0.9
+    assert none_saved == pytest.approx(1.0)
+    assert ratio.low <= all_saved <= ratio.estimate <= none_saved <= ratio.high * 1.01
+    assert found["capacity_tokens"].ratio.estimate == 1.0
+    assert found["sequences"].ratio.estimate == 1.0
+    assert "tokens of a mean context are read, not " in found["itl_p50_s"].reason
+
+
+def test_quest_changes_nothing_where_contexts_are_within_its_budget(forecaster_of):
+    found = forecast(forecaster_of(), {QUEST_TOKENS: 512})
+    for metric in ("itl_p50_s", "ttft_p50_s", "goodput_requests_per_s"):
+        assert found[metric].ratio.estimate == pytest.approx(1.0)
+    assert found["itl_p50_s"].reason.endswith("changes by under 3%, skip")
+
+
+def test_nothing_is_gained_by_reading_less_where_reads_cost_nothing(forecaster_of):
+    idle = replace(TRUE, per_kv_token_s=0.0)
+    found = forecast(forecaster_of(idle), {QUEST_TOKENS: 64})
+    assert found["itl_p50_s"].ratio.estimate == pytest.approx(1.0)
+
+
+def test_a_window_makes_room_as_the_plugin_reports_it(forecaster_of):
+    # Full: 90 blocks of 16. Beside it a request keeps 1 + 4 + 8 + 1 blocks of 512 / 16.
+    forecaster = forecaster_of(blocks=90)
+    found = forecast(forecaster, {WINDOW_TOKENS: 64})
+    assert found["capacity_tokens"].baseline == 90 * 16
+    assert found["capacity_tokens"].predicted == int(90 / 14 * 512)
+    assert found["goodput_requests_per_s"].ratio.estimate > 1.1
+    system = replace(forecaster.baseline.system, reads=SparseReads(16, SinkWindow(4, 64, 16)))
+    before = truth(forecaster, forecaster.baseline.system)["goodput_requests_per_s"]
+    after = truth(forecaster, system)["goodput_requests_per_s"]
+    ratio = found["goodput_requests_per_s"].ratio
+    assert ratio.low <= after / before <= ratio.high
+
+
+def test_a_window_that_nothing_leaves_changes_nothing(forecaster_of):
+    found = forecast(forecaster_of(), {WINDOW_TOKENS: 512})
+    for metric in ("capacity_tokens", "itl_p50_s", "ttft_p50_s", "goodput_requests_per_s"):
+        assert found[metric].ratio.estimate == pytest.approx(1.0)
+
+
+def test_a_pool_that_holds_no_whole_request_starts_with_a_window():
+    ctx = as_reported(beside_the_plugin(blocks=22))
+    stock, windowed = (system_of(arguments, ctx) for arguments in ({}, {WINDOW_TOKENS: 64}))
+    assert "less than one request of max-model-len 512" in start_problem(stock, ctx)
+    assert start_problem(windowed, ctx) == ""
+
+
+def test_levers_of_the_plugin_take_the_place_of_what_no_engine_serves():
+    names = set(found_on(beside_the_plugin()))
+    # Half and a quarter of the mean sequence of 800 tokens.
+    assert {"quest 400", "quest 200", "streaming-llm 400", "streaming-llm 200"} <= names
+    assert not any(name.startswith(("quest:", "streaming-llm:")) for name in names)
+    assert any(name.startswith("snapkv:") for name in names)
+    without = set(found_on(context(CPU)))
+    assert "quest 400" not in without
+    assert any(name.startswith("quest:") for name in without)
+
+
+def test_methods_are_not_forecast_on_a_server_that_drops_or_skips_already():
+    ctx = replace(beside_the_plugin(), base_arguments={QUEST_TOKENS: 64})
+    assert not any(name.startswith(("snapkv", "quest", "stream")) for name in found_on(ctx))
+
+
+def test_the_room_that_is_measured_is_what_vllm_reports_of_such_requests(
+    tmp_path, some_requests, model_of
+):
+    ctx, requests = beside_the_plugin(blocks=90), some_requests()
+    reported = as_reported(ctx)
+    run = simulate(requests, PLAN.arrivals, system_of(reported.base_arguments, reported), TRUE).run
+    figures = {name: (value,) for name, value in measure(run, Goal()).items()}
+    blocks = {"num_gpu_blocks": 90, "block_size_tokens": 16}
+    stock = Measurement(status=Status.OK, metrics=figures, effective=EffectiveConfig(**blocks))
+    stack = PolicyStack(
+        choices=(
+            Choice(
+                policy="streaming_window",
+                parameters={},
+                arguments={WINDOW_TOKENS: 64},
+                harm=Harm.LOSSY,
+            ),
+        )
+    )
+    windowed = EffectiveConfig(
+        **blocks, kv_cache_size_tokens=3291, plugin={"streaming_llm": {"window_tokens": 64}}
+    )
+    with open_store(tmp_path / "kvtune.db") as store:
+        foresight = foresight_of(store, a_study(store, goal=Goal()), PLAN)
+        foresight.learn(sent(requests), run, stock, ctx, model_of(TRUE))
+        foresight.tell(stack)
+        foresight.measured(
+            Trial(number=1, stack=stack, base_arguments={}, repeats=1, seed=0),
+            Measurement(status=Status.OK, metrics=figures, effective=windowed),
+        )
+        told = {one.metric: one for one in store.forecasts()}
+    assert told["capacity_tokens"].predicted == 3291
+    assert told["capacity_tokens"].measured == 3291
