@@ -35,6 +35,7 @@ def serve(
     from kvtune.autotune.emit.vllm_yaml import VllmYaml
     from kvtune.autotune.handover import serving_config
     from kvtune.engines.base import ServerSpec
+    from kvtune.engines.vllm.environment import refuse_without_plugin
     from kvtune.errors import EngineError
 
     reporter = TerminalReporter()
@@ -47,6 +48,9 @@ def serve(
         )
         arguments: options.Arguments
         if config.engine.name == "vllm" and engine_command is None:
+            # A file of arguments is not looked into before it is served.
+            given = {setting.name: setting.value for setting in config.settings}
+            refuse_without_plugin(given, runner.describe())
             name, text = next(iter(VllmYaml().render(config).items()))
             path = Path(work) / name
             path.write_text(text)

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 from pydantic import JsonValue
 
 from kvtune.autotune.emit.secret_names import secret_variable, split_environment
-from kvtune.engines.vllm.arguments import to_argv
+from kvtune.engines.vllm.arguments import folded, to_argv
 from kvtune.errors import BadInput
 from kvtune.registry import discover
-from kvtune.types import ServingConfig, fingerprint_of
+from kvtune.types import ServingConfig, Setting, fingerprint_of
 
 _OPTION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MODULE = "vllm.entrypoints.openai.api_server"
@@ -50,10 +50,17 @@ def emitters() -> dict[str, type[Emitter]]:
 def engine_arguments(config: ServingConfig) -> dict[str, JsonValue]:
     """All engine arguments in order, the served name first; the model and secrets are left out.
 
+    What vLLM would not understand in parts is put together, see `folded`.
+
     Raises:
         BadInput: a name is not an option name, or a value holds a NUL.
     """
     return _public(config, {setting.name: setting.value for setting in config.settings})
+
+
+def public_settings(config: ServingConfig) -> list[Setting]:
+    """The settings that are written down: those that are set, without the model and secrets."""
+    return [setting for setting in config.settings if _is_public(setting.name, setting.value)]
 
 
 def serve_argv(config: ServingConfig) -> list[str]:
@@ -98,11 +105,14 @@ def _public(config: ServingConfig, given: Mapping[str, JsonValue]) -> dict[str, 
     if config.served_model_name is not None:
         arguments["served-model-name"] = config.served_model_name
     for name, value in given.items():
-        if value is None or name == "model" or secret_variable(name, value) is not None:
-            continue
-        arguments.setdefault(name, value)
+        if _is_public(name, value):
+            arguments.setdefault(name, value)
     _check(config.model, arguments)
-    return arguments
+    return folded(arguments)
+
+
+def _is_public(name: str, value: JsonValue) -> bool:
+    return value is not None and name != "model" and secret_variable(name, value) is None
 
 
 def _check(model: str, arguments: Mapping[str, JsonValue]) -> None:

@@ -14,9 +14,16 @@ from kvtune.autotune.emit.containers import (
     gpu_count,
     image,
     local_paths,
+    plugin_image,
     without_expansion,
 )
 from kvtune.autotune.emit.header import comment, header
+from kvtune.autotune.emit.plugin import (
+    CONTAINER_PYTHON,
+    asks_for_plugin,
+    check_command,
+    dockerfile,
+)
 from kvtune.autotune.emit.secret_names import split_environment
 from kvtune.autotune.emit.yaml_text import Noted, to_yaml
 from kvtune.types import ServingConfig
@@ -64,8 +71,7 @@ def _header(config: ServingConfig) -> list[str]:
 
 def _service(config: ServingConfig, paths: tuple[str, ...]) -> dict[str, Any]:
     service: dict[str, Any] = {
-        "image": ":".join(image(config)),
-        "entrypoint": ["vllm", "serve"],
+        **_image(config),
         "command": Noted(
             [without_expansion(word) for word in container_argv(config)],
             comment("Compose replaces $NAME, so every $ is doubled."),
@@ -93,6 +99,25 @@ def _service(config: ServingConfig, paths: tuple[str, ...]) -> dict[str, Any]:
     }
     service["restart"] = "unless-stopped"
     return service
+
+
+def _image(config: ServingConfig) -> dict[str, Any]:
+    """The image and what is run in it; one with the plugin is built here."""
+    published = ":".join(image(config))
+    if not asks_for_plugin(config):
+        return {"image": published, "entrypoint": ["vllm", "serve"]}
+    checked = f'{check_command(config, CONTAINER_PYTHON)}; exec vllm serve "$@"'
+    return {
+        "image": plugin_image(config),
+        "build": Noted(
+            {"dockerfile_inline": without_expansion(dockerfile(config, published))},
+            comment("Built at the first start: the published image with kvtune's plugin."),
+        ),
+        "entrypoint": Noted(
+            ["sh", "-c", without_expansion(checked), "vllm"],
+            comment("Stops where the plugin is missing; vLLM alone would not say so."),
+        ),
+    }
 
 
 def _environment(config: ServingConfig) -> dict[str, str]:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from math import prod
 from pathlib import PurePosixPath
 from typing import Any
 
 from kvtune.autotune.emit.base import config_fingerprint, engine_arguments
 from kvtune.autotune.emit.header import comment, one_line
+from kvtune.autotune.emit.plugin import (
+    CONTAINER_PYTHON,
+    asks_for_plugin,
+    check_command,
+    dockerfile,
+)
 from kvtune.autotune.emit.secret_names import split_environment
 from kvtune.autotune.emit.yaml_text import Noted
 from kvtune.engines.vllm.arguments import to_argv
@@ -63,6 +70,37 @@ def container_notes(config: ServingConfig) -> list[str]:
             f"The container listens on port {PORT}."
         )
     return notes
+
+
+def plugin_check(config: ServingConfig) -> list[str] | None:
+    """The command of a container that ends well where its image has the plugin; None: no need."""
+    if not asks_for_plugin(config):
+        return None
+    return ["sh", "-c", without_expansion(check_command(config, CONTAINER_PYTHON))]
+
+
+def plugin_image(config: ServingConfig) -> str:
+    """The name that an image with the plugin gets where nobody chose one."""
+    return f"vllm-kvtune:{image(config)[1]}"
+
+
+def plugin_build(config: ServingConfig) -> list[str]:
+    """The commands that make an image with the plugin where a cluster finds it; none: no need."""
+    if not asks_for_plugin(config):
+        return []
+    lines = shlex.join(dockerfile(config, ":".join(image(config))).splitlines())
+    name = f"YOUR_REGISTRY/{plugin_image(config)}"
+    return [f"printf '%s\\n' {lines} | docker build -t {name} -", f"docker push {name}"]
+
+
+def plugin_image_notes(config: ServingConfig) -> list[str]:
+    """What to do with that image."""
+    if not asks_for_plugin(config):
+        return []
+    return [
+        f"The image {':'.join(image(config))} has no kvtune: build one that has, see below, and "
+        "put its name in the place of this one. Until then a first container stops the start."
+    ]
 
 
 def local_paths(config: ServingConfig) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from kvtune.autotune.emit.base import config_fingerprint, engine_arguments, revert_command
+from kvtune.autotune.emit.base import config_fingerprint, public_settings, revert_command
+from kvtune.autotune.emit.plugin import asks_for_plugin, plugin_note
 from kvtune.autotune.emit.secret_names import split_environment
 from kvtune.engines.vllm.arguments import to_argv
 from kvtune.types import EngineInfo, Goal, Interval, Outcome, ServingConfig, Setting
@@ -82,7 +83,8 @@ def header(
     lines += _warnings(config)
     if settings:
         lines += ["#", "# Settings, and why:", *_settings(config)]
-    for note in notes:
+    plugin = [plugin_note(config)] if asks_for_plugin(config) else []
+    for note in (*plugin, *notes):
         lines += ["#", *comment(note)]
     _, secret = split_environment(config)
     if secret:
@@ -196,10 +198,8 @@ def _warnings(config: ServingConfig) -> list[str]:
 
 
 def _settings(config: ServingConfig) -> list[str]:
-    public = engine_arguments(config)
     lines: list[str] = []
-    for setting in config.settings:
-        if setting.name in public:
-            words = shlex.join(to_argv({setting.name: setting.value}))
-            lines += [f"#   {one_line(words)}", *setting_comment(setting, indent=6)]
+    for setting in public_settings(config):
+        words = shlex.join(to_argv({setting.name: setting.value}))
+        lines += [f"#   {one_line(words)}", *setting_comment(setting, indent=6)]
     return lines or comment("none: the engine's own defaults", indent=2)

@@ -29,6 +29,9 @@ from kvtune.autotune.emit.containers import (
     kubernetes_supply,
     kubernetes_volumes,
     memory_request,
+    plugin_build,
+    plugin_check,
+    plugin_image_notes,
     provenance_annotations,
     without_expansion,
 )
@@ -84,12 +87,14 @@ def _header(config: ServingConfig) -> list[str]:
     return header(
         config,
         start=[
+            *plugin_build(config),
             f"helm upgrade --install vllm vllm/vllm-stack -f {_FILE}",
         ],
         supply=kubernetes_supply(config),
         revert=["helm rollback vllm"],
         notes=[
             *container_notes(config),
+            *plugin_image_notes(config),
             "Written for version 0.1.12 of the chart vllm-stack, whose repository you have added "
             "under the name vllm.",
         ],
@@ -116,6 +121,12 @@ def _model(config: ServingConfig) -> dict[str, Any]:
     environment = kubernetes_environment(config)
     if environment:
         model["env"] = environment
+    if (check := plugin_check(config)) is not None:
+        model["initContainer"] = {
+            "name": "check-plugin",
+            "image": f"{repository}:{tag}",
+            "command": check,
+        }
     volumes, mounts = kubernetes_volumes(config)
     if volumes:
         model |= {"extraVolumes": volumes, "extraVolumeMounts": mounts}

@@ -17,6 +17,9 @@ from kvtune.autotune.emit.containers import (
     kubernetes_supply,
     kubernetes_volumes,
     memory_request,
+    plugin_build,
+    plugin_check,
+    plugin_image_notes,
     provenance_annotations,
     without_expansion,
 )
@@ -48,10 +51,10 @@ class Kubernetes(Emitter):
 def _header(config: ServingConfig) -> list[str]:
     return header(
         config,
-        start=[f"kubectl apply -f {_FILE}"],
+        start=[*plugin_build(config), f"kubectl apply -f {_FILE}"],
         supply=kubernetes_supply(config),
         revert=[f"kubectl rollout undo deployment/{deployment_name(config)}"],
-        notes=container_notes(config),
+        notes=[*container_notes(config), *plugin_image_notes(config)],
     )
 
 
@@ -108,11 +111,14 @@ def _deployment(config: ServingConfig) -> dict[str, Any]:
 def _pod(config: ServingConfig) -> dict[str, Any]:
     size = "8Gi" if gpu_count(config) else "2Gi"
     volumes, _ = kubernetes_volumes(config)
+    check = plugin_check(config)
+    first = {"name": "check-plugin", "image": ":".join(image(config)), "command": check}
     return {
         "enableServiceLinks": Noted(
             False,
             comment("A Service called vllm would set VLLM_PORT, which vLLM takes for its own."),
         ),
+        **({} if check is None else {"initContainers": [first]}),
         "containers": [_container(config)],
         "volumes": [
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}},

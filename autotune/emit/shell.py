@@ -13,6 +13,7 @@ from kvtune.autotune.emit.base import (
     runs_as_module,
 )
 from kvtune.autotune.emit.header import header
+from kvtune.autotune.emit.plugin import asks_for_plugin, check_command
 from kvtune.autotune.emit.secret_names import split_environment
 from kvtune.engines.vllm.arguments import to_argv
 from kvtune.types import ServingConfig
@@ -35,6 +36,8 @@ class Shell(Emitter):
         for name in secret:
             lines.append(f': "${{{name}:?set {name} before you start this script}}"')
             lines.append(f"export {name}")
+        if asks_for_plugin(config):
+            lines += ["", check_command(config, _python(config))]
         lines += ["", _command(config)]
         return {_FILE: "\n".join(lines) + "\n"}
 
@@ -47,6 +50,8 @@ def _header(config: ServingConfig, secret: tuple[str, ...]) -> list[str]:
             "package called vllm and dies), so Python starts the server's module. Set VLLM_PYTHON "
             "to the interpreter that has vLLM installed."
         )
+    elif asks_for_plugin(config):
+        notes.append("Set VLLM_PYTHON to the interpreter of the vllm command, if it is another.")
     return header(
         config,
         start=[f"sh {_FILE}"],
@@ -55,10 +60,15 @@ def _header(config: ServingConfig, secret: tuple[str, ...]) -> list[str]:
     )
 
 
+def _python(config: ServingConfig) -> str:
+    """The interpreter that has vLLM, as a word of the script."""
+    return f'"${{VLLM_PYTHON:-{"python" if runs_as_module(config) else "python3"}}}"'
+
+
 def _command(config: ServingConfig) -> str:
     command = shlex.join(engine_command(config))
     if runs_as_module(config):
-        command = command.replace("python", '"${VLLM_PYTHON:-python}"', 1)
+        command = command.replace("python", _python(config), 1)
     arguments = engine_arguments(config).items()
     options = [shlex.join(to_argv({name: value})) for name, value in arguments]
     return " \\\n  ".join([f"exec {command}", shlex.join(model_words(config)), *options, '"$@"'])

@@ -5,8 +5,15 @@ from __future__ import annotations
 import shlex
 from typing import Any, ClassVar
 
-from kvtune.autotune.emit.base import Emitter, engine_arguments, engine_command, runs_as_module
+from kvtune.autotune.emit.base import (
+    Emitter,
+    engine_arguments,
+    engine_command,
+    public_settings,
+    runs_as_module,
+)
 from kvtune.autotune.emit.header import header, setting_comment
+from kvtune.autotune.emit.plugin import asks_for_plugin, import_command
 from kvtune.autotune.emit.secret_names import split_environment
 from kvtune.autotune.emit.yaml_text import Noted, to_yaml
 from kvtune.errors import BadInput
@@ -44,7 +51,7 @@ def _header(config: ServingConfig) -> list[str]:
         config,
         start=[
             *(f"export {name}={shlex.quote(value)}" for name, value in plain.items()),
-            shlex.join([*engine_command(config), "--config", _FILE]),
+            _start(config),
         ],
         supply=[f"export {name}=..." for name in secret],
         notes=notes,
@@ -52,11 +59,21 @@ def _header(config: ServingConfig) -> list[str]:
     )
 
 
+def _start(config: ServingConfig) -> str:
+    """A file cannot look for the plugin itself, so that the command does before it starts vLLM."""
+    command = shlex.join([*engine_command(config), "--config", _FILE])
+    return f"{import_command('python')} && {command}" if asks_for_plugin(config) else command
+
+
 def _body(config: ServingConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-    settings = {setting.name: setting for setting in config.settings}
     body: dict[str, Any] = {"model": config.model}
     for name, value in arguments.items():
-        setting = settings.get(name)
-        lines = ["", *setting_comment(setting)] if setting is not None else []
-        body[name] = Noted(value, lines)
+        # An option that is put together has a reason for each of its parts.
+        settings = [
+            setting
+            for setting in public_settings(config)
+            if name == setting.name or name == setting.name.partition(".")[0]
+        ]
+        lines = [line for setting in settings for line in setting_comment(setting)]
+        body[name] = Noted(value, ["", *lines] if lines else [])
     return body

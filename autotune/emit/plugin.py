@@ -1,0 +1,52 @@
+"""What a config that asks for kvtune's plugin needs where vLLM runs: the plugin, and a check of it.
+
+A vLLM without it takes the same arguments and serves without its policies, not a word said.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from kvtune.policies.plugin_arguments import asked_by
+from kvtune.types import ServingConfig
+
+CONTAINER_PYTHON = "python3"
+_IMPORT = "import kvtune.engines.vllm.plugin"
+
+
+def asks_for_plugin(config: ServingConfig) -> bool:
+    """Whether the settings name policies that only the plugin serves."""
+    return asked_by({setting.name: setting.value for setting in config.settings}).is_asked
+
+
+def requirement(config: ServingConfig) -> str:
+    """What to install: the kvtune whose plugin was measured."""
+    return f"kvtune=={config.engine.plugin or config.kvtune_version}"
+
+
+def plugin_note(config: ServingConfig) -> str:
+    """What a person has to install, and what happens if they do not."""
+    return (
+        "Some settings are served by kvtune's plugin for vLLM, which has to be installed in the "
+        f"environment that runs vLLM: pip install {requirement(config)}. A vLLM without it ignores "
+        "them without a word."
+    )
+
+
+def import_command(python: str) -> str:
+    """The shell command that fails where the plugin is missing; `python` stands as it is."""
+    return f"{python} -c {shlex.quote(_IMPORT)}"
+
+
+def check_command(config: ServingConfig, python: str) -> str:
+    """The same, with words for who has to mend it, and an end of the shell that runs it."""
+    told = (
+        f"kvtune is not installed beside vLLM, which would ignore the settings of its plugin: "
+        f"pip install {requirement(config)}"
+    )
+    return f"{import_command(python)} || {{ echo {shlex.quote(told)} >&2; exit 1; }}"
+
+
+def dockerfile(config: ServingConfig, image: str) -> str:
+    """An image with the plugin, on top of another."""
+    return f"FROM {image}\nRUN pip install {requirement(config)}\n"
