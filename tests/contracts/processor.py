@@ -20,7 +20,7 @@ needs_avx512 = pytest.mark.skipif(
 
 def kv_mib(bfloat16_mib):
     """Memory for as many tokens as fit into so many MiB in bfloat16."""
-    return f"{bfloat16_mib * KV_WIDTH}Mi"
+    return f"{bfloat16_mib * KV_WIDTH}M"
 
 
 def eager(kv_memory_mib, **more):

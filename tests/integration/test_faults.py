@@ -78,7 +78,7 @@ def search(model, workload, tmp_path):
     def begin(*words):
         load = ("--workload", workload, "--concurrency", 8, "--goal", "p95 ttft <= 30s")
         limits = ("--budget", 2, "--finalists", 1, "--confirm-rounds", 2)
-        server = ("--model", model, "--kv-memory", kv_mib(64), *SERVER)
+        server = ("--model", model, "--kv-memory", f"{kv_mib(64)}iB", *SERVER)
         begun.append(Search(tmp_path, ("search", *server, *load, *limits, *words)))
         return begun[-1]
 
@@ -168,7 +168,7 @@ def test_a_hung_worker_is_a_hang_that_is_tried_again_and_ctrl_c_keeps_it(search,
 
 
 def test_kv_memory_that_is_too_small_names_the_length_that_fits(model, workload, tmp_path):
-    words = ("--model", model, "--workload", workload, "--kv-memory", kv_mib(8), *SERVER)
+    words = ("--model", model, "--workload", workload, "--kv-memory", f"{kv_mib(8)}iB", *SERVER)
     profiled = subprocess.run(
         [KVTUNE, "profile", *map(str, words)],
         env={**os.environ, "KVTUNE_HOME": str(tmp_path)},
