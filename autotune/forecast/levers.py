@@ -47,7 +47,8 @@ BUDGET_SHARES = (0.5, 0.25)
 QUEST_SAVED: Times = (1.0, 0.75, 0.0)
 WINDOW_SAVED: Times = (1.0, 1.0, 0.5)
 """Of the time for what kvtune's plugin does not read, what is saved: best, expected, worst. Quest
-pays with it for choosing pages. These are guesses."""
+pays with it for choosing pages: on two CPU cores, eight sequences of 128 pages of 128 tokens saved
+0.8 of it in the attention of a layer, those of 16 pages nothing. Those of a window are a guess."""
 
 QUEST_PAGE_TOKENS = 16
 NOT_SERVED = "no engine at hand serves it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from pydantic import JsonValue
@@ -26,7 +27,8 @@ from kvtune.policies.kv_dtype import FP8
 from kvtune.policies.kv_memory import SHARE, SIZED_BY, STOCK_SHARE_RATIO
 from kvtune.policies.method import LayerShape
 from kvtune.policies.method_stack import parse_stack
-from kvtune.policies.plugin_arguments import QUEST_TOKENS, WINDOW_TOKENS
+from kvtune.policies.plugin_arguments import OPTION, QUEST_TOKENS, WINDOW_TOKENS
+from kvtune.policies.plugin_config import SECTION, plugin_config
 from kvtune.policies.settings import read_count, settings_of
 from kvtune.policies.stack import RULES
 
@@ -76,7 +78,7 @@ SAME = 0.01
 
 
 def as_reported(ctx: Context) -> Context:
-    """The same, with what the engine says of its number formats and limits among the arguments.
+    """The same, with what the engine says of its formats, limits and plugin among the arguments.
 
     A server that kvtune attached to may have been started with arguments that nobody named.
     """
@@ -92,6 +94,11 @@ def as_reported(ctx: Context) -> Context:
     }
     if seen.max_num_active_seqs != seen.max_num_seqs:
         reported["max-num-active-seqs"] = seen.max_num_active_seqs
+    if seen.plugin is not None:
+        # One that says what this kvtune does not know is for nobody here to simulate.
+        with suppress(BadInput):
+            plugin_config({SECTION: seen.plugin})
+            reported[OPTION] = {SECTION: seen.plugin}
     known = {name: value for name, value in reported.items() if value is not None}
     return replace(ctx, base_arguments={**ctx.base_arguments, **known})
 

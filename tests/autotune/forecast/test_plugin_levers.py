@@ -185,3 +185,12 @@ def test_the_room_that_is_measured_is_what_vllm_reports_of_such_requests(
         told = {one.metric: one for one in store.forecasts()}
     assert told["capacity_tokens"].predicted == 3291
     assert told["capacity_tokens"].measured == 3291
+
+
+def test_a_server_that_nobody_here_started_is_simulated_with_what_its_plugin_says():
+    does = {"schema_version": 1, "streaming_llm": {"window_tokens": 64}}
+    ctx = as_reported(replace(context(CPU), baseline=EffectiveConfig(plugin=does)))
+    system = system_of({**ctx.base_arguments, "num-gpu-blocks-override": 90}, ctx)
+    assert system.sink_window == SinkWindow(4, 64, 128)
+    unheard_of = replace(ctx, baseline=EffectiveConfig(plugin={"magic": {}}), base_arguments={})
+    assert as_reported(unheard_of).base_arguments == {}
