@@ -14,6 +14,7 @@ def make_arg_parser(parser):
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     parser.add_argument("--enable-prefix-caching", action=BooleanOptionalAction, default=True)
     parser.add_argument("--attention-config", type=json.loads)
+    parser.add_argument("--additional-config", type=json.loads)
     parser.add_argument("--fake-fault", default="")
     parser.add_argument("--fake-print", default="")
     parser.add_argument("--fake-pids")
