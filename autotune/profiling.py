@@ -275,7 +275,8 @@ def _step_time(
             found,
             source=source,
             weight_bytes=_weight_bytes(subject),
-            kv_bytes_per_token=_kv_bytes_per_token(subject),
+            # What kvtune's plugin does not read is none of the price of a token of context.
+            kv_bytes_per_token=None if _has_plugin(subject) else _kv_bytes_per_token(subject),
             ceilings=ceilings,
         )
         if model is not None:
@@ -339,6 +340,10 @@ def _kv_bytes_per_token(subject: Subject) -> float | None:
     if predicted is not None or effective is None:
         return predicted
     return reported_kv_bytes(arguments, effective)
+
+
+def _has_plugin(subject: Subject) -> bool:
+    return subject.effective is not None and subject.effective.plugin is not None
 
 
 def devices_sharing(subject: Subject) -> int | None:

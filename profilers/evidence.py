@@ -58,7 +58,8 @@ AT_LIMIT_LEAST_SHARE = 0.5
 class Signs:
     """All signs of a window, in the order in which they are weighed.
 
-    Those of GPUs are `None` where no GPU was watched.
+    Those of GPUs are `None` where no GPU was watched, and that of skipped KV where kvtune's plugin
+    is not on.
     """
 
     idle: Sign
@@ -102,6 +103,7 @@ class Signs:
     gpu_tensor: Sign | None = None
     gpu_sm: Sign | None = None
     gpu_slowed: Sign | None = None
+    skipping: Sign | None = None
 
     @property
     def waits(self) -> bool:

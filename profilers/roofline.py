@@ -2,7 +2,8 @@
 
 The roofline (Williams et al., CACM 52(4), 2009) bounds arithmetic a second by the device's matrix
 rate, and by its memory bandwidth times the operations done on each byte read. A step reads the
-weights once and the KV of its sequences; what it writes, and activations, are left out.
+weights once and the KV of its sequences, but for what kvtune's plugin skips; what it writes, and
+activations, are left out.
 """
 
 from __future__ import annotations
@@ -112,13 +113,14 @@ def _work(window: Window, flops: TokenFlops, devices: int) -> tuple[Work, ...]:
     weights, kv_bytes = window.weight_bytes, window.kv_bytes_per_token
     if not weights or kv_bytes is None or not sequences or not kv_tokens or not prompt_tokens:
         return ()
+    read_tokens = kv_tokens * window.kv_read_share
     decode = Work(
         kind="decode",
         sequences=sequences,
         context_tokens=kv_tokens / sequences,
         prompt_tokens=0.0,
-        flop=flops.decode_flop(sequences, kv_tokens) / devices,
-        read_bytes=weights + kv_tokens * kv_bytes,
+        flop=flops.decode_flop(sequences, read_tokens) / devices,
+        read_bytes=weights + read_tokens * kv_bytes,
         duration_s=_decode_s(window),
     )
     found = [decode]

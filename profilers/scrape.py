@@ -282,7 +282,7 @@ def _aggregate(
     added = {label for name, labels in found if name == RUNNING for label, _ in labels}
     exporter = _ENGINE_LABELS | added
     for (name, labels), value in found.items():
-        if name.endswith(("_created", "_info")):
+        if name.endswith(("_created", "_info", ":info")):
             continue
         if any(label == "engine" for label, _ in labels):
             engines.add(tuple(pair for pair in labels if pair[0] in exporter))

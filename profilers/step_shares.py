@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvtune.profilers.window import RIDGE_LEAST_TOKENS, Window
+from kvtune.profilers.window import READ_BYTES, WRITE_BYTES, Window
 from kvtune.types import Bottleneck
 
 MISFIT_MOST_RATIO = 1.5
@@ -20,6 +20,9 @@ MISFIT_MOST_RATIO = 1.5
 
 SHARED_LEAST_SHARE = 0.1
 """Less of the prompts from the prefix cache leaves reads of KV as they are without sharing."""
+
+RIDGE_LEAST_TOKENS = 15.0
+"""Two cores of a server without AMX reached 17 flop/byte (1.0 Tflop/s, 58 GB/s)."""
 
 RIDGE_MOST_EFFECT_SHARE = 0.1
 """Where an unknown ridge moves more than a tenth of the time, shares would be a guess."""
@@ -129,12 +132,33 @@ def fitted_step(window: Window) -> FittedStep | None:
     )
 
 
+def traffic_share(window: Window) -> float | None:
+    """Memory traffic while busy, as a share of the device's peak.
+
+    Without the engine's own estimate: weights and KV read once a step. The estimate knows nothing
+    of what kvtune's plugin skips; where nobody knows how much that is, it is left aside.
+    """
+    kv_bytes, steps = window.kv_bytes_per_step, window.steps or 0.0
+    read, written = window.estimate(READ_BYTES), window.estimate(WRITE_BYTES) or 0.0
+    traffic_bytes = None
+    if read is not None and window.kv_read_share == 1:
+        traffic_bytes = read + written
+    elif read is not None and kv_bytes is not None:
+        skipped_bytes = kv_bytes * (1 / window.kv_read_share - 1) * steps
+        traffic_bytes = max(0.0, read - skipped_bytes) + written
+    elif window.weight_bytes and kv_bytes is not None:
+        traffic_bytes = (window.weight_bytes + kv_bytes) * steps
+    if traffic_bytes is None or window.peak_bytes_per_s is None or not window.busy_s:
+        return None
+    return traffic_bytes / window.busy_s / window.peak_bytes_per_s
+
+
 def weight_traffic_share(window: Window) -> float | None:
     """Weights read once a step, as a share of the device's peak bytes/s while busy.
 
     `None` where the whole traffic is more than the peak, which discredits the peak.
     """
-    traffic, step_s = window.traffic_share, window.mean_step_s
+    traffic, step_s = traffic_share(window), window.mean_step_s
     if not window.weight_bytes or not window.peak_bytes_per_s or not step_s:
         return None
     if traffic is not None and traffic > PEAK_MOST_SHARE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtune.profilers.kv_reads import PAGES_READ, PAGES_SEEN
 from kvtune.profilers.sign import MEASURE_CEILINGS, NAME_CHECKPOINT, PROBE, Sign, make_sign
 from kvtune.profilers.step_shares import (
     MISFIT_MOST_RATIO,
@@ -12,6 +13,7 @@ from kvtune.profilers.step_shares import (
     predicted_ratio,
     slow_arithmetic_share,
     step_model,
+    traffic_share,
     weight_traffic_share,
 )
 from kvtune.profilers.window import FLOPS, PREFILL_S, READ_BYTES, Window
@@ -27,13 +29,20 @@ STEP_LEAST_SHARE = 0.5
 PREFILL_LEAST_SHARE = 0.7
 """Requests that spend this much of their time before the first token are prefill work."""
 
+TELL_ESTIMATES = "restart the server with --enable-mfu-metrics (0 means off)"
+
 FIT_MOST_ERROR_SHARE = 0.2
 """A model whose median error is a fifth can't tell a half of a step from a third."""
 
 
 def step_signs(window: Window) -> dict[str, Sign]:
     """Read them from the window."""
-    return {**_measured_signs(window), **_modelled_signs(window), **_fitted_signs(window)}
+    return {
+        **_measured_signs(window),
+        **_modelled_signs(window),
+        **_fitted_signs(window),
+        **_skipping_signs(window),
+    }
 
 
 def _measured_signs(window: Window) -> dict[str, Sign]:
@@ -44,13 +53,16 @@ def _measured_signs(window: Window) -> dict[str, Sign]:
             window.peak_flops_per_s,
             FLOPS,
             "arithmetic keeps the device busy",
+            TELL_ESTIMATES,
         ),
         "traffic": _of_peak(
             "memory_traffic_of_peak",
-            window.traffic_share,
+            traffic_share(window),
             window.peak_bytes_per_s,
             READ_BYTES,
             "memory traffic keeps the device busy",
+            # The estimate is there, and no use without the bytes of what is skipped.
+            NAME_CHECKPOINT if window.kv_read_share < 1 else TELL_ESTIMATES,
         ),
         "prefill": make_sign(
             "prefill_time_share",
@@ -61,6 +73,21 @@ def _measured_signs(window: Window) -> dict[str, Sign]:
             "measure until requests finish",
         ),
     }
+
+
+def _skipping_signs(window: Window) -> dict[str, Sign]:
+    if PAGES_SEEN not in window.counters:
+        return {}
+    skipping = make_sign(
+        "kv_pages_read_share",
+        window.kv_read_share,
+        1.0,
+        f"{PAGES_READ} over {PAGES_SEEN}",
+        "kvtune's plugin lets decoding skip a part of the KV, which the rows here allow for",
+        "",
+        below=True,
+    )
+    return {"skipping": skipping}
 
 
 def _modelled_signs(window: Window) -> dict[str, Sign]:
@@ -172,7 +199,9 @@ def _fitted(what: str, value: float | None, says: str, fix: str = "") -> Sign:
     return make_sign(f"fitted_{what}_share", value, STEP_LEAST_SHARE, source, says, fix)
 
 
-def _of_peak(metric: str, value: float | None, peak: float | None, series: str, says: str) -> Sign:
+def _of_peak(
+    metric: str, value: float | None, peak: float | None, series: str, says: str, fix: str
+) -> Sign:
     source = f"{series}, the device's peak"
     if value is not None and value > PEAK_MOST_SHARE:
         evidence = Evidence(
@@ -187,7 +216,6 @@ def _of_peak(metric: str, value: float | None, peak: float | None, series: str, 
         return Sign(evidence, "the device's peak does not fit the run, so this row says nothing")
     if peak is None:
         return make_sign(metric, value, PEAK_LEAST_SHARE, source, says, MEASURE_CEILINGS)
-    fix = "restart the server with --enable-mfu-metrics (0 means off)"
     return make_sign(metric, value, PEAK_LEAST_SHARE, source, says, fix)
 
 

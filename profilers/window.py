@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import NamedTuple
 
+from kvtune.profilers.kv_reads import read_share
 from kvtune.profilers.scrape import ENGINES, FULLEST
 from kvtune.types import EffectiveConfig, GpuUse, StepTimeModel
 
@@ -40,9 +41,6 @@ EVICTIONS = "vllm:kv_block_idle_before_evict_seconds_count"
 RIDGE_DEFAULT_TOKENS = 300.0
 """Ridge point of an H100 at bf16 in flop/byte, the highest in common use: A100 has 156, H200 206,
 an AMX server about 200. A high ridge calls less work compute-bound."""
-
-RIDGE_LEAST_TOKENS = 15.0
-"""Two cores of a server without AMX reached 17 flop/byte (1.0 Tflop/s, 58 GB/s)."""
 
 
 LOOKUPS_MOST_PER_PROMPT = 1.05
@@ -304,29 +302,14 @@ class Window:
     @property
     def flops_share(self) -> float | None:
         """Arithmetic done while busy, as a share of the device's peak."""
-        flops = self._estimate(FLOPS)
+        flops = self.estimate(FLOPS)
         if flops is None or self.peak_flops_per_s is None or not self.busy_s:
             return None
         return flops / self.busy_s / self.peak_flops_per_s
 
     @property
-    def traffic_share(self) -> float | None:
-        """Memory traffic while busy, as a share of the device's peak.
-
-        Without the engine's own estimate: weights and KV read once a step.
-        """
-        read, written = self._estimate(READ_BYTES), self._estimate(WRITE_BYTES)
-        traffic_bytes = None if read is None else read + (written or 0.0)
-        kv_bytes = self.kv_bytes_per_step
-        if traffic_bytes is None and self.weight_bytes and kv_bytes is not None:
-            traffic_bytes = (self.weight_bytes + kv_bytes) * (self.steps or 0.0)
-        if traffic_bytes is None or self.peak_bytes_per_s is None or not self.busy_s:
-            return None
-        return traffic_bytes / self.busy_s / self.peak_bytes_per_s
-
-    @property
     def kv_tokens_per_step(self) -> float | None:
-        """Tokens whose KV decoding reads in a mean step: sequences x mean context.
+        """Tokens that decoding attends to in a mean step: sequences x mean context.
 
         From token counts, because usage gauges count a shared prefix once though every sequence
         reads it.
@@ -340,16 +323,25 @@ class Window:
 
     @property
     def kv_bytes_per_step(self) -> float | None:
-        """KV bytes that decoding reads in a mean step."""
+        """KV bytes that decoding reads in a mean step, without what kvtune's plugin skips."""
         tokens = self.kv_tokens_per_step
         if tokens is None or self.kv_bytes_per_token is None:
             return None
-        return tokens * self.kv_bytes_per_token
+        return tokens * self.kv_bytes_per_token * self.kv_read_share
+
+    @property
+    def kv_read_share(self) -> float:
+        """Of the KV that decoding attends to, the share that is read: 1 without kvtune's plugin."""
+        return read_share(self.counters)
 
     @property
     def prompt_tokens_per_request(self) -> float | None:
         """Tokens in a mean prompt of the requests that finished."""
         return self._per_request("vllm:request_prompt_tokens")
+
+    def estimate(self, key: str) -> float | None:
+        """An analytic estimate of the engine; 0 means that it is off, not that nothing ran."""
+        return self.counters.get(key) or None
 
     # --- helpers ---
 
@@ -388,7 +380,3 @@ class Window:
             self.counters.get(f"{histogram}_count"),
         )
         return total / count if total is not None and count else None
-
-    def _estimate(self, key: str) -> float | None:
-        """An analytic estimate of the engine; 0 means that it is off, not that nothing ran."""
-        return self.counters.get(key) or None

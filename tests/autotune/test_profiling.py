@@ -212,6 +212,23 @@ def test_ceilings_and_weights_divide_the_step(tmp_path):
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
 
 
+@pytest.mark.parametrize("plugin", [None, {"quest": {"pages": 8}}])
+def test_the_rate_of_kv_reads_is_not_known_where_the_plugin_skips_some(plugin):
+    effective = EffectiveConfig(
+        kv_cache_memory_bytes=30_000 * 1600,
+        num_gpu_blocks=100,
+        block_size_tokens=16,
+        plugin=plugin,
+    )
+    subject = Subject(model=None, endpoint_url="", arguments={}, effective=effective)
+    model = profile_of(subject, varied_load(), GOAL, is_load_ours=True).step_time
+    assert model.per_kv_token_s.estimate == pytest.approx(3e-6, rel=1e-2)
+    if plugin is None:
+        assert model.kv_bytes_per_s.estimate == pytest.approx(30_000 / 3e-6, rel=1e-2)
+    else:
+        assert model.kv_bytes_per_s is None
+
+
 def test_what_a_server_says_of_its_limits_outweighs_what_the_user_does():
     says = EffectiveConfig(max_num_seqs=8, source=("server_info",))
     told = as_told(says, {"max-num-seqs": 4, "max-num-batched-tokens": "2K"})

@@ -4,6 +4,7 @@ import pytest
 from contracts.windows import KV_BYTES_PER_TOKEN, WEIGHT_BYTES, step_time, stepping
 
 from kvtune.policies.model_flops import TokenFlops
+from kvtune.profilers.kv_reads import PAGES_READ, PAGES_SEEN
 from kvtune.profilers.roofline import roofline
 from kvtune.profilers.window import CACHED, PROMPTS
 
@@ -29,6 +30,14 @@ def test_decoding_reads_the_weights_once_and_all_contexts():
     assert found.ridge == 20
     assert found.held_by(decode) == "memory"
     assert found.reached(decode) == pytest.approx(decode.read_bytes / 0.074 / 50e9)
+
+
+def test_decoding_reads_and_computes_less_where_the_plugin_skips_pages():
+    counted = {PAGES_SEEN: 80_000, PAGES_READ: 20_000}
+    decode = work(roofline(stepping(counters=counted), FLOPS, 1))["decode"]
+    assert decode.context_tokens == 1100, "what requests hold is as before"
+    assert decode.read_bytes == WEIGHT_BYTES + 1100 * KV_BYTES_PER_TOKEN
+    assert decode.flop == pytest.approx(4 * 250e6 + 1100 * 70e3)
 
 
 def test_prefill_is_timed_by_what_decoding_leaves_of_a_step():

@@ -84,6 +84,30 @@ process_start_time_seconds 3
     assert of_model(page, "a name of the gateway's own") == page
 
 
+def test_figures_of_kvtune_s_plugin_are_read_beside_those_of_vllm():
+    # As a server shows them, of two engines that are asked for Quest.
+    page = r"""
+# HELP kvtune:pages_read_total Pages that decode steps read, of all layers.
+# TYPE kvtune:pages_read_total counter
+kvtune:pages_read_total{engine="0",model_name="m"} 640.0
+kvtune:pages_read_total{engine="1",model_name="m"} 60.0
+# TYPE kvtune:evicted_tokens_total counter
+kvtune:evicted_tokens_total{cause="window",engine="0",model_name="m"} 4096.0
+# TYPE kvtune:info gauge
+kvtune:info{config="{\"quest\": {\"pages\": 8}}",engine="0",model_name="m",policies="quest"} 1.0
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 1.0
+"""
+    samples = parse_metrics(page)
+    assert samples.counters == {
+        "kvtune:pages_read_total": 700.0,
+        'kvtune:evicted_tokens_total{cause="window"}': 4096.0,
+    }
+    assert samples.gauges == {"vllm:num_requests_running": 4.0, ENGINES: 2.0}
+    assert samples.skipped_lines == 0
+
+
 def test_engines_of_one_server_are_added_and_shares_averaged():
     page = """
 # TYPE vllm:prompt_tokens_total counter

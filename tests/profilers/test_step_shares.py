@@ -7,11 +7,13 @@ from contracts.windows import KV_BYTES_PER_TOKEN, WEIGHT_BYTES, exactly, step_ti
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtune.profilers.kv_reads import PAGES_READ, PAGES_SEEN
 from kvtune.profilers.step_shares import (
     fitted_step,
     predicted_ratio,
     shares_of,
     step_model,
+    traffic_share,
     weight_traffic_share,
 )
 from kvtune.types import Bottleneck
@@ -156,3 +158,36 @@ def test_shares_are_a_division(fixed_s, per_sequence_s, per_token_s, spread, wei
         assert fitted.kv <= fitted.kv_high + 1e-12
         total = fitted.fixed + fitted.per_sequence + fitted.prefill + fitted.kv
         assert total <= 1 + 1e-9
+
+
+QUARTER = {PAGES_SEEN: 80_000, PAGES_READ: 20_000}
+"""What kvtune's plugin counts where decoding reads a quarter of its pages."""
+
+# Of 4,400 tokens a step, and the weights, in 0.1 s: what vLLM takes dense attention to read.
+DENSE_GBYTES_PER_S = (WEIGHT_BYTES + 4400 * KV_BYTES_PER_TOKEN) / 0.1 / 1e9
+
+
+@pytest.mark.parametrize("estimated", [DENSE_GBYTES_PER_S, 0.0])
+def test_traffic_is_without_the_kv_that_is_skipped(estimated):
+    ceiling = {"peak_bytes_per_s": 50e9, "gbytes_per_s": estimated}
+    whole = traffic_share(stepping(**ceiling))
+    part = traffic_share(stepping(**ceiling, counters=QUARTER))
+    assert whole == pytest.approx((WEIGHT_BYTES + 4400 * KV_BYTES_PER_TOKEN) / 0.1 / 50e9)
+    assert part == pytest.approx((WEIGHT_BYTES + 1100 * KV_BYTES_PER_TOKEN) / 0.1 / 50e9)
+
+
+def test_an_estimate_is_left_aside_where_nobody_knows_how_much_is_skipped():
+    unknown = {"peak_bytes_per_s": 50e9, "gbytes_per_s": 3.7, "kv_bytes_per_token": None}
+    assert traffic_share(stepping(**unknown)) == pytest.approx(3.7 / 50)
+    assert traffic_share(stepping(**unknown, counters=QUARTER)) is None
+
+
+def test_an_ideal_device_reads_what_the_plugin_leaves_it():
+    _, weights, kv = step_model(stepping(counters=QUARTER))
+    assert kv / weights == pytest.approx(1100 * KV_BYTES_PER_TOKEN / WEIGHT_BYTES)
+
+
+def test_a_fitted_model_keeps_its_price_of_a_token_of_context():
+    model = step_time(0.02, 0.0025, 10e-6)
+    dense, sparse = stepping(step_time=model), stepping(step_time=model, counters=QUARTER)
+    assert fitted_step(sparse) == fitted_step(dense), "it was fitted to the same server"

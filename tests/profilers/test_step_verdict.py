@@ -12,6 +12,7 @@ from contracts.windows import (
     stepping,
 )
 
+from kvtune.profilers.kv_reads import PAGES_READ, PAGES_SEEN
 from kvtune.profilers.verdict import judge
 from kvtune.types import Bottleneck
 
@@ -202,3 +203,29 @@ def test_model_of_other_steps_is_left_aside():
     assert row(verdict, "step_time_predicted_over_observed").value == pytest.approx(2.0)
     assert row(verdict, "fitted_fixed_share").value is None
     assert verdict.bottleneck is not Bottleneck.OVERHEAD
+
+
+# --- where kvtune's plugin lets decoding skip pages ---
+
+TENTH = {PAGES_SEEN: 1e7, PAGES_READ: 1e6}
+
+
+def test_kv_that_is_not_read_limits_nothing():
+    assert judge(long_decode()).bottleneck is Bottleneck.KV_BANDWIDTH
+    verdict = judge(long_decode(counters=TENTH))
+    assert verdict.bottleneck is not Bottleneck.KV_BANDWIDTH
+    skipping = row(verdict, "kv_pages_read_share")
+    assert (skipping.value, skipping.holds) == (0.1, True)
+    assert "kvtune's plugin" in skipping.says
+
+
+def test_a_server_without_the_plugin_has_no_row_of_it():
+    rows = [one.metric for one in judge(long_decode()).evidence]
+    assert "kv_pages_read_share" not in rows
+
+
+def test_an_estimate_that_counts_skipped_kv_needs_the_bytes_of_a_token():
+    verdict = judge(long_decode(counters=TENTH, kv_bytes_per_token=None))
+    assert row(verdict, "memory_traffic_of_peak").value is None
+    (reason,) = (one for one in verdict.missing if one.startswith("memory_traffic_of_peak"))
+    assert "--model" in reason

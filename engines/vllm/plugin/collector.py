@@ -52,7 +52,7 @@ def begin(asked: PluginConfig, vllm_config: Any) -> None:
     counters().set(
         "info",
         1,
-        policies="+".join(name for name in ("quest", "streaming_llm") if name in config),
+        policies="+".join(name for name in config if name not in ("schema_version", "protect")),
         config=json.dumps(config, sort_keys=True),
         fingerprint=fingerprint_of(config),
         kvtune=__version__,

@@ -64,7 +64,11 @@ def test_a_page_tells_what_is_counted_and_what_was_asked(tmp_path):
         "vllm": "0.32.7",
     }
     assert (config["quest"]["pages"], config["protect"]) == (8, {"prefix_tokens": 3})
-    assert "streaming_llm" not in config
+
+
+def test_all_policies_that_are_asked_are_named(tmp_path):
+    both = page_after(tmp_path, FIRST | SECOND)["kvtune:info"][1]["policies"]
+    assert both == "quest+streaming_llm"
 
 
 def test_of_servers_one_after_another_the_latest_is_shown(tmp_path):
