@@ -9,7 +9,7 @@ it. Nothing moves in memory, and keys keep the positions that they were rotated 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvtune.policies.sink_window import SinkWindow
 
@@ -86,3 +86,45 @@ def without_middle(block_table: Tensor, first: int, dropped: Tensor) -> Tensor:
     columns = torch.arange(width, device=block_table.device)
     moved = columns + torch.where(columns >= first, dropped.long()[:, None], 0)
     return block_table.gather(1, moved.clamp_(max=width - 1))
+
+
+def with_rows(
+    common: Any, source: Tensor, query_starts: Tensor, lengths: Tensor, table: Tensor
+) -> Any:
+    """A step's `CommonAttentionMetadata` with these rows.
+
+    Positions and slots stay as they are: they say where a token is.
+
+    Args:
+        common: of the old rows.
+        source: the old row that each row comes from, [rows], on the host.
+        query_starts: where the queries of each begin, [rows + 1], on the host.
+        lengths: tokens that each holds, the queries among them, [rows], on the host.
+        table: the pages of each, [rows, pages], where the step is computed.
+    """
+    device, flags = common.seq_lens.device, common.is_prefilling
+    starts = query_starts.to(common.query_start_loc_cpu.dtype)
+    on_host = lengths.to(common.seq_lens.dtype)
+    return common.replace(
+        num_reqs=len(source),
+        query_start_loc=starts.to(device),
+        query_start_loc_cpu=starts,
+        max_query_len=int((starts[1:] - starts[:-1]).max()),
+        seq_lens=on_host.to(device),
+        seq_lens_cpu_upper_bound=on_host,
+        max_seq_len=int(on_host.max()),
+        block_table_tensor=table,
+        is_prefilling=None if flags is None else flags[source.to(flags.device)],
+        req_idx=None if common.req_idx is None else common.req_idx[source.numpy()],
+        _num_computed_tokens_cache=None,
+        _token_to_req_indices_cache=None,
+    )
+
+
+def host_lengths(common: Any) -> Tensor:
+    """Tokens of each row with its queries, [rows], on the host: exact without speculation."""
+    known: Tensor | None = common.seq_lens_cpu_upper_bound
+    if known is not None:
+        return known
+    lengths: Tensor = common.seq_lens.cpu()
+    return lengths
