@@ -96,6 +96,38 @@ def unpack_bits(packed: Tensor, bits: int, n: int) -> Tensor:
     return codes.flatten(-2)[..., :n].contiguous()
 
 
+def unpack_fours(packed: Tensor, bits: int, n: int) -> Tensor:
+    """Return `n` codes four at a time, as numbers to look four values up by in one go.
+
+    Four at a time are c0 + c1 2^bits + c2 2^(2 bits) + c3 2^(3 bits).
+
+    Args:
+        packed: (..., n * bits / 8) uint8, by `pack_bits`.
+        bits: 1 to 4, as packed.
+        n: codes per row, a multiple of 8.
+
+    Returns:
+        (..., n / 4) int32.
+
+    Raises:
+        ValueError: `bits` is not 1 to 4, `n` is no multiple of 8, or `packed` does not fit them.
+    """
+    if not 1 <= bits <= 4 or n % 8 or packed.shape[-1] != packed_bytes(n, bits):
+        raise ValueError(
+            f"fours need 1 to 4 bits and a multiple of 8 codes but there are {n} codes of {bits} "
+            f"bits in {packed.shape[-1]} bytes"
+        )
+    _check_uint8(packed, "packed")
+    parts = packed.reshape(*packed.shape[:-1], n // 8, bits).int()
+    word = parts[..., 0].clone()
+    for byte in range(1, bits):
+        word |= parts[..., byte] << (8 * byte)
+    fours = word.new_empty((*word.shape, 2))
+    fours[..., 0] = word
+    fours[..., 1] = word >> (4 * bits)
+    return (fours & ((1 << 4 * bits) - 1)).flatten(-2)
+
+
 def _word(bits: int) -> tuple[int, int]:
     """Return (codes, bytes) of the smallest unit that starts and ends on a byte.
 

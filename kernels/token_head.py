@@ -16,6 +16,7 @@ CUDA; codes can then differ by one step from these.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Literal
 
@@ -82,6 +83,25 @@ def dequantize_token_head(
     raise _unknown(fmt)
 
 
+def dequantize_int4_rotated(
+    data: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return `int4_rotate` of what int4 stored, but for rounding, without turning anything."""
+    rotated = _rotated_int4(data, scale)
+    return (rotated / math.sqrt(_power_of_two_factor(rotated.shape[-1]))).to(dtype)
+
+
+def int4_rotate(x: Tensor) -> Tensor:
+    """Return x (..., d) in float32 in the axes of int4's codes; inner products stay as they are."""
+    return _int4_rotation(x.float()) / math.sqrt(_power_of_two_factor(x.shape[-1]))
+
+
+def int4_unrotate(x: Tensor) -> Tensor:
+    """Undo `int4_rotate`."""
+    turned = _int4_rotation(x.float(), inverse=True)
+    return turned / math.sqrt(_power_of_two_factor(x.shape[-1]))
+
+
 def int4_signs(width: int, device: torch.device) -> Tensor:
     """Return the signs of int4's rotation of `width` channels, one float32 tensor for all callers.
 
@@ -125,12 +145,16 @@ def _quantize_int4(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _dequantize_int4(data: Tensor, scale: Tensor) -> Tensor:
-    d = data.shape[-1] * 2
+    rotated = _rotated_int4(data, scale)
+    return _int4_rotation(rotated, inverse=True) / _power_of_two_factor(rotated.shape[-1])
+
+
+def _rotated_int4(data: Tensor, scale: Tensor) -> Tensor:
     stored = scale.contiguous().view(torch.int32)
     zero_point = (stored & 0xF).float()
     step = (stored & -16).view(torch.float32)
-    rotated = (unpack_bits(data, 4, d).float() - zero_point[..., None]) * step[..., None]
-    return _int4_rotation(rotated, inverse=True) / _power_of_two_factor(d)
+    codes = unpack_bits(data, 4, data.shape[-1] * 2).float()
+    return (codes - zero_point[..., None]) * step[..., None]
 
 
 def _int4_rotation(x: Tensor, inverse: bool = False) -> Tensor:

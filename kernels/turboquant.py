@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvtune.kernels.lloyd_max import SMALLEST_SPHERE_DIM, lloyd_max, nearest
-from kvtune.kernels.packing import pack_bits, unpack_bits
+from kvtune.kernels.packing import pack_bits, unpack_bits, unpack_fours
 from kvtune.kernels.rotation import Rotation
 
 Mode = Literal["mse", "prod"]
@@ -71,13 +71,19 @@ class VectorQuantizer:
 
     def decode(self, stored: Mapping[str, Tensor]) -> Tensor:
         """Return (..., d) float32 of what `encode` made."""
-        d = self.rotation.dim
-        codes = unpack_bits(stored["codes"], self._level_bits, d)
-        unit = self.rotation.unrotate(self._levels(codes.device)[codes.long()])
+        unit = self.rotation.unrotate(self._looked_up(stored["codes"]))
         if self.mode == "prod":
-            signs = unpack_bits(stored["signs"], 1, d).float() * 2 - 1
-            length = stored["residual"].float() * _sketch_gain(d)
-            unit = unit + self.sketch.unrotate(signs) * length[..., None]
+            unit = unit + self._residual(stored)
+        return unit * stored["norm"].float()[..., None]
+
+    def decode_rotated(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """Return `rotation.rotate(decode(stored))`, but for rounding, without turning anything.
+
+        Inner products with it are those of rotated vectors, which there may be fewer of.
+        """
+        unit = self._looked_up(stored["codes"])
+        if self.mode == "prod":
+            unit = unit + self.rotation.rotate(self._residual(stored))
         return unit * stored["norm"].float()[..., None]
 
     def tables(self, device: torch.device) -> dict[str, Tensor]:
@@ -91,6 +97,22 @@ class VectorQuantizer:
     def _level_bits(self) -> int:
         return self.bits - (self.mode == "prod")
 
+    def _looked_up(self, packed: Tensor) -> Tensor:
+        """The levels of packed codes, (..., d) float32."""
+        bits, d = self._level_bits, self.rotation.dim
+        if bits > 4 or d % 8:
+            return self._levels(packed.device)[unpack_bits(packed, bits, d).long()]
+        fours = unpack_fours(packed, bits, d)
+        table = _levels_of_fours(bits, d, packed.device)
+        return table.index_select(0, fours.flatten()).view(*fours.shape[:-1], d)
+
+    def _residual(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """What `prod` adds to the unit vector, (..., d) float32."""
+        d = self.rotation.dim
+        signs = unpack_bits(stored["signs"], 1, d).float() * 2 - 1
+        length = stored["residual"].float() * _sketch_gain(d)
+        return self.sketch.unrotate(signs) * length[..., None]
+
     def _levels(self, device: torch.device) -> Tensor:
         return _level_tensor(self._level_bits, self.rotation.dim, device)
 
@@ -99,6 +121,15 @@ class VectorQuantizer:
 def _level_tensor(bits: int, dim: int, device: torch.device) -> Tensor:
     sphere = dim if dim >= SMALLEST_SPHERE_DIM else None
     return lloyd_max(bits, sphere).tensor(device, 1 / math.sqrt(dim))
+
+
+@lru_cache
+def _levels_of_fours(bits: int, dim: int, device: torch.device) -> Tensor:
+    """The four levels of each number of `unpack_fours`, (2^(4 bits), 4)."""
+    levels = _level_tensor(bits, dim, device)
+    numbers = torch.arange(1 << 4 * bits, device=device)
+    shifts = torch.arange(0, 4 * bits, bits, device=device)
+    return levels[(numbers[:, None] >> shifts) & ((1 << bits) - 1)]
 
 
 def _sketch_gain(dim: int) -> float:

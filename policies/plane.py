@@ -191,6 +191,18 @@ class TokenCodec(ABC):
     def decode(self, held: Mapping[str, Tensor]) -> Tensor:
         """Turn what `encode` made (of any tokens, of all heads) into [heads, n, width]."""
 
+    def rotate(self, x: Tensor) -> Tensor:
+        """Turn vectors [..., width] into the axes of `decode_rotated`."""
+        return x
+
+    def unrotate(self, x: Tensor) -> Tensor:
+        """Undo `rotate`."""
+        return x
+
+    def decode_rotated(self, held: Mapping[str, Tensor]) -> Tensor:
+        """`decode` in axes that are cheaper to decode in, where a format has such."""
+        return self.decode(held)
+
     def constants(self) -> dict[str, Tensor]:
         """Tensors that all sequences share: codebooks, rotations, channel masks."""
         return {}

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from kvtune.errors import BadInput
 from kvtune.policies.sink_window import SinkWindow
+from kvtune.types import fingerprint_of
 
 SECTION = "kvtune"
 """The key under vLLM's `additional-config` that the plugin reads; everything else is others'."""
@@ -54,6 +55,30 @@ class StreamingLlmConfig(_Part):
     sink_tokens: int = Field(default=4, ge=0)
 
 
+class StoreConfig(_Part):
+    """Hold keys and values in fewer bits than the model computes in.
+
+    `int8` and `int4` have a scale for each token and KV head, as vLLM's caches of these names on
+    CUDA. `turboquant` (2025) has a norm, and `bits_key` and `bits_value` for each channel. `kivi`
+    (2024) has as many, keys in groups of 32 tokens and values of 32 channels, once a page is full.
+    """
+
+    format: Literal["int8", "int4", "turboquant", "kivi"]
+    bits_key: int = Field(default=4, ge=2, le=8)
+    bits_value: int = Field(default=4, ge=2, le=8)
+
+    @model_validator(mode="after")
+    def _bits_are_free(self) -> Self:
+        if self.format.startswith("int") and self.model_fields_set & {"bits_key", "bits_value"}:
+            raise ValueError(f"{self.format} says how many bits: leave bits_key and bits_value out")
+        return self
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether tokens are stored a page together."""
+        return self.format == "kivi"
+
+
 class ProtectConfig(_Part):
     """What no policy may take away: so many tokens at the start of each request."""
 
@@ -66,12 +91,24 @@ class PluginConfig(_Part):
     schema_version: Literal[1] = 1
     quest: QuestConfig | None = None
     streaming_llm: StreamingLlmConfig | None = None
+    store: StoreConfig | None = None
     protect: ProtectConfig = ProtectConfig()
 
     @property
     def is_asked(self) -> bool:
         """Whether there is anything to do."""
-        return self.quest is not None or self.streaming_llm is not None
+        return self.changes_attention
+
+    @property
+    def changes_attention(self) -> bool:
+        """Whether the model's layers do something else than stock ones."""
+        policies = (self.quest, self.streaming_llm, self.store)
+        return any(part is not None for part in policies)
+
+    @property
+    def fingerprint(self) -> str:
+        """A key for KV that is made as asked here, wherever it may meet other KV."""
+        return fingerprint_of(self.model_dump(mode="json", exclude_none=True))
 
     def sink_window(self, block_tokens: int) -> SinkWindow | None:
         """What StreamingLLM keeps in pages of `block_tokens`; protected tokens stay as sinks do."""

@@ -52,6 +52,20 @@ class TokenHeadCodec(TokenCodec):
         """Read vectors back as vLLM's attention does."""
         return token_head.dequantize_token_head(held["data"], held["scale"], self.fmt, self.dtype)
 
+    def rotate(self, x: Tensor) -> Tensor:
+        """Turn into the axes of int4's codes."""
+        return token_head.int4_rotate(x) if self.fmt == "int4" else x
+
+    def unrotate(self, x: Tensor) -> Tensor:
+        """Turn back."""
+        return token_head.int4_unrotate(x) if self.fmt == "int4" else x
+
+    def decode_rotated(self, held: Mapping[str, Tensor]) -> Tensor:
+        """Read int4's codes as they are."""
+        if self.fmt != "int4":
+            return self.decode(held)
+        return token_head.dequantize_int4_rotated(held["data"], held["scale"], self.dtype)
+
     def constants(self) -> dict[str, Tensor]:
         """The signs of int4's rotation."""
         if self.fmt != "int4":

@@ -89,6 +89,18 @@ class TurboCodec(TokenCodec):
         """Look up the levels and rotate back."""
         return self.quantizer.decode(held).to(self.dtype)
 
+    def rotate(self, x: Tensor) -> Tensor:
+        """Rotate as vectors are before they are coded."""
+        return self.quantizer.rotation.rotate(x)
+
+    def unrotate(self, x: Tensor) -> Tensor:
+        """Rotate back."""
+        return self.quantizer.rotation.unrotate(x)
+
+    def decode_rotated(self, held: Mapping[str, Tensor]) -> Tensor:
+        """Look up the levels."""
+        return self.quantizer.decode_rotated(held).to(self.dtype)
+
     def constants(self) -> dict[str, Tensor]:
         """Levels and rotations."""
         return self.quantizer.tables(self.device)

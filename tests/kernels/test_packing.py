@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from kvtune.kernels.packing import pack_bits, packed_bytes, unpack_bits  # noqa: E402
+from kvtune.kernels.packing import (  # noqa: E402
+    pack_bits,
+    packed_bytes,
+    unpack_bits,
+    unpack_fours,
+)
 
 torch.set_num_threads(1)
 
@@ -78,3 +83,24 @@ def test_bytes_can_be_counted_where_torch_is_absent():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert answer.stdout == "2\n"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(0, 5), st.integers(0, 2**32 - 1))
+def test_fours_are_four_codes_in_one_number(bits, eights, seed):
+    codes = np.random.default_rng(seed).integers(0, 2**bits, size=(2, 8 * eights), dtype=np.uint8)
+    fours = unpack_fours(pack_bits(torch.from_numpy(codes), bits), bits, 8 * eights)
+    base = 2**bits
+    assert fours.tolist() == [
+        [
+            a + base * b + base**2 * c + base**3 * d
+            for a, b, c, d in np.asarray(row, dtype=int).reshape(-1, 4).tolist()
+        ]
+        for row in codes
+    ]
+
+
+@pytest.mark.parametrize(("bits", "n", "nbytes"), [(5, 8, 5), (3, 4, 2), (4, 8, 3)])
+def test_fours_need_few_bits_and_whole_bytes(bits, n, nbytes):
+    with pytest.raises(ValueError, match="multiple of 8"):
+        unpack_fours(torch.zeros(nbytes, dtype=torch.uint8), bits, n)

@@ -9,7 +9,10 @@ torch = pytest.importorskip("torch")
 
 from kvtune.kernels.token_head import (  # noqa: E402
     dequantize_fp8_tensor,
+    dequantize_int4_rotated,
     dequantize_token_head,
+    int4_rotate,
+    int4_unrotate,
     quantize_fp8_tensor,
     quantize_token_head,
 )
@@ -137,3 +140,14 @@ def test_unknown_formats_and_odd_heads_are_refused():
         dequantize_token_head(torch.zeros(1), torch.zeros(1), "int2")
     with pytest.raises(ValueError, match="even head dimension but got 7"):
         quantize_token_head(torch.zeros(7), "int4")
+
+
+@pytest.mark.parametrize("width", [64, 80, 96])
+def test_int4_in_rotated_axes_is_what_it_stored_rotated(width):
+    x = torch.randn(20, width, generator=torch.Generator().manual_seed(0))
+    stored = quantize_token_head(x, "int4")
+    decoded = dequantize_token_head(*stored, "int4")
+    rotated = dequantize_int4_rotated(*stored)
+    assert torch.allclose(rotated, int4_rotate(decoded), atol=1e-5)
+    assert torch.allclose(int4_unrotate(rotated), decoded, atol=1e-5)
+    assert torch.allclose(rotated.norm(dim=-1), decoded.norm(dim=-1))

@@ -192,3 +192,14 @@ def test_fewer_bits_than_min_max_groups_for_the_same_error():
     }
     for format_and_bits, expected in golden.items():
         assert errors[format_and_bits] == pytest.approx(expected, rel=0.02), format_and_bits
+
+
+@pytest.mark.parametrize("kind", ["hadamard", "haar"])
+@pytest.mark.parametrize("mode", ["mse", "prod"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5])
+def test_vectors_in_rotated_axes_are_the_decoded_ones_rotated(kind, mode, bits):
+    tool = quantizer(64, bits, mode, kind)
+    stored = tool.encode(gaussian(50, 64))
+    assert torch.allclose(
+        tool.decode_rotated(stored), tool.rotation.rotate(tool.decode(stored)), atol=1e-5
+    )

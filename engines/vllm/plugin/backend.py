@@ -48,11 +48,10 @@ def backend_class(stock: Any, asked: PluginConfig, max_in_flight_tokens: int) ->
     """The subclass of the `stock` backend that does what is `asked` for."""
     stock_impl, stock_builder = stock.get_impl_cls(), stock.get_builder_cls()
     if asked.store is not None:
-        from kvtune.engines.vllm.plugin.store import attention
+        from kvtune.engines.vllm.plugin.store import wrapped
 
         # Below all else, so that to the other policies pages are as stock ones.
-        stock_impl = attention.impl_class(stock_impl, asked.store)
-        stock_builder = attention.builder_class(stock_builder)
+        stock_impl, stock_builder = wrapped(stock_impl, stock_builder, asked.store)
     impl = impl_class(stock_impl, asked)
     builder = builder_class(stock_builder, asked, stock_impl)
 

@@ -56,7 +56,10 @@ METRICS = {
     "pages_read": Metric("counter", "Pages that decode steps read, of all layers."),
     "evicted_tokens": Metric("counter", "Tokens whose KV was dropped.", ("cause",)),
     "kv_bytes_stored": Metric("counter", "Bytes written to the KV cache."),
-    "kv_bytes_read": Metric("counter", "Bytes read from the KV cache by decode steps."),
+    "kv_bytes_read": Metric("counter", "Bytes of the KV cache that steps read."),
+    "open_page_bytes": Metric(
+        "gauge_sum", "Bytes beside the cache for pages that a store has not quantized yet."
+    ),
     "summary_bytes": Metric("gauge_sum", "Bytes that summaries of pages take beside the cache."),
 }
 """Each name, without the prefix and without the `_total` of counters."""

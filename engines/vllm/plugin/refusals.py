@@ -139,6 +139,23 @@ _RULES: tuple[tuple[Callable[[Facts, PluginConfig], bool], str, str], ...] = (
         f"take one of {', '.join(sorted(CPU_KV_DTYPES))}",
     ),
     (
+        lambda facts, asked: asked.store is not None and facts.platform != "cpu",
+        "its quantized store was never tried on this platform",
+        "take vLLM's own --kv-cache-dtype instead of store",
+    ),
+    (
+        lambda facts, asked: asked.store is not None and facts.kv_dtype != "auto",
+        "its store is a format of its own, and --kv-cache-dtype asks for another",
+        "leave --kv-cache-dtype or store out",
+    ),
+    (
+        lambda _, asked: (
+            asked.store is not None and asked.store.is_grouped and asked.quest is not None
+        ),
+        "quest splits pages by heads and requests as kivi's open pages cannot be",
+        "take a store of another format, or leave quest out",
+    ),
+    (
         lambda facts, _: facts.skips_kv_layers,
         "layers with KV formats of their own have pages of their own",
         "leave --kv-cache-dtype-skip-layers out",

@@ -1,0 +1,183 @@
+"""A stock attention of a few lines, and one layer of a server around it."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kvtune.engines.vllm.plugin import store
+from kvtune.engines.vllm.plugin.counters import Counters
+from kvtune.engines.vllm.plugin.store import by_page, by_token
+from kvtune.engines.vllm.plugin.store.spec import packed
+
+torch.set_num_threads(1)
+
+PAGE, HEADS, GROUP, WIDTH, BLOCKS = 32, 2, 3, 64, 24
+
+
+@dataclasses.dataclass
+class Common:
+    query_start_loc: torch.Tensor
+    query_start_loc_cpu: torch.Tensor
+    seq_lens: torch.Tensor
+    seq_lens_cpu_upper_bound: torch.Tensor
+    block_table_tensor: torch.Tensor
+    slot_mapping: torch.Tensor
+    num_reqs: int
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    is_prefilling: None = None
+    req_idx: None = None
+    positions: None = None
+    _num_computed_tokens_cache: None = None
+    _token_to_req_indices_cache: None = None
+
+    def replace(self, **changes):
+        return dataclasses.replace(self, **changes)
+
+
+class StockBuilder:
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
+        self.kv_cache_spec, self.vllm_config = kv_cache_spec, vllm_config
+
+    def build(self, prefix, common, fast_build=False):
+        assert len(common.seq_lens) == common.num_reqs == len(common.block_table_tensor)
+        assert int(common.query_start_loc[-1]) == common.num_actual_tokens
+        assert int(common.seq_lens.max()) == common.max_seq_len
+        return SimpleNamespace(
+            starts=common.query_start_loc,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping,
+        )
+
+
+class Stock:
+    """Attention over pages in full precision, row by row."""
+
+    def __init__(self, **named):
+        self.head_size, self.attn_type, self.kv_sharing_target_layer_name = WIDTH, "decoder", None
+        self.pages_at_once = []
+        for name, value in named.items():
+            setattr(self, name, value)
+
+    def do_kv_cache_update(self, layer, key, value, cache, slots):
+        for token, slot in enumerate(slots.tolist()):
+            cache[slot // PAGE, :, slot % PAGE] = torch.cat((key[token], value[token]), dim=-1)
+
+    def forward(self, layer, query, key, value, cache, metadata, output, output_scale=None):
+        if metadata is None:
+            return output
+        self.pages_at_once.append(len(cache))
+        for row, length in enumerate(metadata.seq_lens.tolist()):
+            first, end = metadata.starts[row : row + 2].tolist()
+            held = metadata.block_table[row, : -(-length // PAGE)].long()
+            kv = cache[held].transpose(0, 1).flatten(1, 2)[:, :length]
+            output[first:end] = attend(query[first:end], *kv.chunk(2, dim=-1))
+        return output
+
+
+def attend(queries, keys, values):
+    """The last tokens [m, Hq, d] over all keys and values [Hk, n, d]."""
+    count, length = len(queries), keys.shape[1]
+    mask = torch.ones(count, length).tril(length - count).bool()
+    return torch.nn.functional.scaled_dot_product_attention(
+        queries.transpose(0, 1), keys, values, attn_mask=mask, enable_gqa=True
+    ).transpose(0, 1)
+
+
+class Engine:
+    """One layer of a server whose requests take pages in no order."""
+
+    def __init__(self, asked, max_num_seqs=8):
+        spec = SimpleNamespace(
+            block_size=PAGE,
+            num_kv_heads=HEADS,
+            head_size=WIDTH,
+            head_size_v=WIDTH,
+            dtype=torch.float32,
+        )
+        config = SimpleNamespace(
+            model_config=SimpleNamespace(dtype=torch.float32),
+            scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
+        )
+        self.asked = asked
+        impl, builder = store.wrapped(Stock, StockBuilder, asked)
+        self.impl, self.builder = impl(), builder(spec, ["layers.0"], config, "cpu")
+        cell_bytes = packed(spec, asked)["state_content_bytes"]
+        self.cache = torch.zeros(BLOCKS, HEADS, PAGE, cell_bytes, dtype=torch.uint8)
+        self.random = torch.Generator().manual_seed(3)
+        self.free = torch.randperm(BLOCKS, generator=self.random).tolist()
+        self.tokens, self.pages = {}, {}
+
+    def draw(self, *shape):
+        return torch.randn(shape, generator=self.random)
+
+    def end(self, name):
+        """Let a request go, and others have its pages."""
+        self.free += self.pages.pop(name)
+        del self.tokens[name]
+
+    def step(self, **more):
+        """Compute so many more tokens of each request: what the queries of each are and got."""
+        count = sum(more.values())
+        query = self.draw(count, HEADS * GROUP, WIDTH)
+        key, value = self.draw(count, HEADS, WIDTH), self.draw(count, HEADS, WIDTH)
+        slots, at, places = [], 0, {}
+        for name, new in more.items():
+            held, pages = self.tokens.setdefault(name, []), self.pages.setdefault(name, [])
+            places[name] = slice(at, at + new)
+            for token in range(at, at + new):
+                if len(held) % PAGE == 0:
+                    pages.append(self.free.pop(0))
+                slots.append(pages[-1] * PAGE + len(held) % PAGE)
+                held.append((key[token], value[token]))
+            at += new
+        starts = torch.tensor([0, *more.values()]).cumsum(0).int()
+        lengths = torch.tensor([len(self.tokens[name]) for name in more]).int()
+        table = torch.full((len(more), 10), BLOCKS + 5).int()
+        for row, name in enumerate(more):
+            table[row, : len(self.pages[name])] = torch.tensor(self.pages[name])
+        common = Common(
+            query_start_loc=starts,
+            query_start_loc_cpu=starts,
+            seq_lens=lengths,
+            seq_lens_cpu_upper_bound=lengths,
+            block_table_tensor=table,
+            slot_mapping=torch.tensor(slots),
+            num_reqs=len(more),
+            num_actual_tokens=count,
+            max_query_len=max(more.values()),
+            max_seq_len=int(lengths.max()),
+        )
+        metadata = self.builder.build(0, common)
+        self.impl.do_kv_cache_update(None, key, value, self.cache, common.slot_mapping)
+        output = torch.full_like(query, float("nan"))
+        self.impl.forward(None, query, key, value, self.cache, metadata, output)
+        return {name: (query[place], output[place]) for name, place in places.items()}
+
+    def written(self, name):
+        """Keys and values [Hk, n, d] of a request, as they were computed."""
+        return [torch.stack(each, dim=1) for each in zip(*self.tokens[name], strict=True)]
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    counters = Counters(None, {})
+    for module in (by_page, by_token):
+        monkeypatch.setattr(module, "counters", lambda: counters)
+    return counters
+
+
+@pytest.fixture
+def engine(figures):
+    """Starts an engine: `engine(StoreConfig(...))`."""
+    return Engine
+
+
+@pytest.fixture
+def attention():
+    """The last tokens [m, Hq, d] over all keys and values [Hk, n, d]."""
+    return attend
