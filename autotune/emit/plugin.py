@@ -29,7 +29,8 @@ def plugin_note(config: ServingConfig) -> str:
     return (
         "Some settings are served by kvtune's plugin for vLLM, which has to be installed in the "
         f"environment that runs vLLM: pip install {requirement(config)}. A vLLM without it ignores "
-        "them without a word."
+        "them without a word. Give nothing more under --additional-config on the command line: of "
+        "a whole and its parts vLLM keeps one."
     )
 
 
