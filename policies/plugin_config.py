@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvtune.errors import BadInput
+from kvtune.policies.page_budget import PageBudget
 from kvtune.policies.sink_window import SinkWindow
 from kvtune.types import fingerprint_of
 
@@ -79,6 +80,31 @@ class StoreConfig(_Part):
         return self.format == "kivi"
 
 
+class PageEvictionConfig(_Part):
+    """Free the pages of a prompt that its end looks at least, once it is computed.
+
+    Exactly one of `budget_tokens` (rounded up to pages) and `share` (of the prompt's pages) is set.
+    The last `window_tokens` of the prompt rank its pages, all heads and layers together; they stay,
+    and the first `sink_tokens`. `chunkkv` (2025) ranks a page by the attention to all its tokens,
+    `snapkv` (2024) by that to its best one, smoothed over `kernel_tokens` neighbours.
+    """
+
+    budget_tokens: int | None = Field(default=None, ge=1)
+    share: float | None = Field(default=None, gt=0, le=1)
+    method: Literal["chunkkv", "snapkv"] = "chunkkv"
+    window_tokens: int = Field(default=32, ge=1)
+    sink_tokens: int = Field(default=4, ge=0)
+    kernel_tokens: int = Field(default=5, ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.budget_tokens is None) == (self.share is None):
+            raise ValueError("give exactly one of budget_tokens and share")
+        if self.kernel_tokens % 2 == 0:
+            raise ValueError(f"kernel_tokens must be odd but is {self.kernel_tokens}")
+        return self
+
+
 class ProtectConfig(_Part):
     """What no policy may take away: so many tokens at the start of each request."""
 
@@ -91,8 +117,15 @@ class PluginConfig(_Part):
     schema_version: Literal[1] = 1
     quest: QuestConfig | None = None
     streaming_llm: StreamingLlmConfig | None = None
+    page_eviction: PageEvictionConfig | None = None
     store: StoreConfig | None = None
     protect: ProtectConfig = ProtectConfig()
+
+    @model_validator(mode="after")
+    def _one_evicts(self) -> Self:
+        if self.streaming_llm is not None and self.page_eviction is not None:
+            raise ValueError("streaming_llm and page_eviction both say which pages stay: take one")
+        return self
 
     @property
     def is_asked(self) -> bool:
@@ -102,7 +135,7 @@ class PluginConfig(_Part):
     @property
     def changes_attention(self) -> bool:
         """Whether the model's layers do something else than stock ones."""
-        policies = (self.quest, self.streaming_llm, self.store)
+        policies = (self.quest, self.streaming_llm, self.page_eviction, self.store)
         return any(part is not None for part in policies)
 
     @property
@@ -117,6 +150,16 @@ class PluginConfig(_Part):
             return None
         sinks = max(asked.sink_tokens, self.protect.prefix_tokens)
         return SinkWindow(sinks, asked.window_tokens, block_tokens)
+
+    def page_budget(self, block_tokens: int) -> PageBudget | None:
+        """What page eviction keeps in pages of `block_tokens`; protected tokens stay as sinks."""
+        asked = self.page_eviction
+        if asked is None:
+            return None
+        sinks = max(asked.sink_tokens, self.protect.prefix_tokens)
+        return PageBudget(
+            sinks, asked.window_tokens, block_tokens, asked.budget_tokens, asked.share
+        )
 
 
 def plugin_config(additional_config: object) -> PluginConfig:

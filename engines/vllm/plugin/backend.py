@@ -75,8 +75,12 @@ def backend_class(stock: Any, asked: PluginConfig, max_in_flight_tokens: int) ->
 
 def impl_class(stock: type, asked: PluginConfig) -> type:
     """`stock`, an `AttentionImpl`, with what is `asked` for."""
-    if asked.quest is None:
-        return stock
-    from kvtune.engines.vllm.plugin import quest
+    if asked.quest is not None:
+        from kvtune.engines.vllm.plugin import quest
 
-    return quest.impl_class(stock, asked.quest)
+        stock = quest.impl_class(stock, asked.quest)
+    if asked.page_eviction is not None:
+        from kvtune.engines.vllm.plugin.evict import attention
+
+        stock = attention.impl_class(stock)
+    return stock

@@ -38,6 +38,7 @@ def facts_of(vllm_config: Any) -> Facts:
         kv_dtype=cache.cache_dtype,
         skips_kv_layers=bool(cache.kv_cache_dtype_skip_layers),
         matches_part_blocks=cache.prefix_match_unit is not None,
+        uses_v2_runner=vllm_config.use_v2_model_runner,
     )
 
 

@@ -82,6 +82,10 @@ def begin(vllm_config: Any) -> None:
         )
     _log.info("kvtune's plugin is on: %s", asked.model_dump_json(exclude_none=True))
     collector.begin(asked, vllm_config)
+    if asked.page_eviction is not None:
+        from kvtune.engines.vllm.plugin.evict import connector
+
+        connector.attach(vllm_config)
 
 
 def _forget_backends() -> None:

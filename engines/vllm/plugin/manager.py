@@ -4,18 +4,21 @@ Published to the prefix cache, for other requests to use, is what is computed as
 
 - Quest: a decode step attends to some pages, so what it writes is another thing than what a prompt
   of the same tokens would. A prompt is computed with all pages. Published is the prompt.
+- Page eviction: a prompt is computed with all pages, what follows it with those that are left, if
+  the prompt is long enough to lose any.
 - StreamingLLM: the first `SinkWindow.exact_tokens` tokens see all that precedes them. Later pages
   stay the request's own; a hit on them would also hold more at once than requests are admitted for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from kvtune.engines.vllm.plugin.counters import counters
+from kvtune.engines.vllm.plugin.evict.orders import Eviction
 
 
 class PolicyManager(FullAttentionManager):  # type: ignore[misc]
@@ -30,6 +33,12 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
             counters().add("evicted_tokens", 0, cause="window")
         super().__init__(kv_cache_spec, **stock)
         self.decodes_sparsely = kv_cache_spec.asked.quest is not None
+        self.page_budget = kv_cache_spec.asked.page_budget(kv_cache_spec.block_size)
+        # By request, kept by `evict.connector`; of each, pages leave once for as long as it runs.
+        self.evictions: Mapping[str, Eviction] = {}
+        self.evicted: set[str] = set()
+        if self.page_budget is not None:
+            counters().add("evicted_tokens", 0, cause="score")
         # A session that goes on counts its earlier answers among the prompt; they stay what they
         # were, so what was the prompt at first is remembered for as long as the pages are held.
         self.first_prompt_tokens: dict[str, int] = {}
@@ -37,10 +46,11 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
 
     def publishable_tokens(self, request: Any, num_tokens: int) -> int:
         """How many of a request's first `num_tokens` others may use the pages of."""
-        if self.decodes_sparsely:
-            first_prompt = self.first_prompt_tokens.setdefault(
-                request.request_id, request.num_prompt_tokens
-            )
+        first_prompt = self.first_prompt_tokens.setdefault(
+            request.request_id, request.num_prompt_tokens
+        )
+        loses_pages = self.page_budget is not None and self.page_budget.evicts(first_prompt)
+        if self.decodes_sparsely or loses_pages:
             num_tokens = min(num_tokens, first_prompt)
         if self.sink_window is not None:
             num_tokens = min(num_tokens, self.sink_window.exact_tokens)
@@ -69,7 +79,11 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
         num_prompt_tokens: int | None = None,
     ) -> None:
         """Free what nothing sees any more after so many settled tokens."""
-        if self.sink_window is None or request_id not in self.req_to_blocks:
+        if request_id not in self.req_to_blocks:
+            return
+        if eviction := self.evictions.get(request_id):
+            self._evict(request_id, eviction, processed_computed_tokens)
+        if self.sink_window is None:
             return
         first, end = self.sink_window.dropped_blocks(processed_computed_tokens)
         gone = end - self.dropped_ends.get(request_id, first)
@@ -78,8 +92,26 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
             self.dropped_ends[request_id] = end
             counters().add("evicted_tokens", gone * self.block_size, cause="window")
 
+    def _evict(self, request_id: str, eviction: Eviction, settled_tokens: int) -> None:
+        if request_id in self.evicted or settled_tokens < eviction.first_token:
+            return
+        for first, end in eviction.runs():
+            self._remove_blocks_in_range(request_id, first, end)
+        self.evicted.add(request_id)
+        counters().add("evicted_tokens", eviction.pages * self.block_size, cause="score")
+
+    @classmethod
+    def find_longest_cache_hit(cls, *, max_length: int, **stock: Any) -> Any:
+        """Reuse no more than leaves the queries to compute that page eviction needs."""
+        spec = stock["kv_cache_spec"]
+        budget = spec.asked.page_budget(spec.block_size)
+        if budget is not None:
+            max_length = min(max_length, budget.reusable_tokens(max_length + 1))
+        return super().find_longest_cache_hit(max_length=max_length, **stock)
+
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:
         """Forget a request and hand back its pages."""
+        self.evicted.discard(request_id)
         self.first_prompt_tokens.pop(request_id, None)
         self.dropped_ends.pop(request_id, None)
         blocks: list[Any] = super().pop_blocks_for_free(request_id)

@@ -40,6 +40,7 @@ class Facts:
     kv_dtype: str = "auto"
     skips_kv_layers: bool = False
     matches_part_blocks: bool = False
+    uses_v2_runner: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,26 @@ _RULES: tuple[tuple[Callable[[Facts, PluginConfig], bool], str, str], ...] = (
         ),
         "quest splits pages by heads and requests as kivi's open pages cannot be",
         "take a store of another format, or leave quest out",
+    ),
+    (
+        lambda facts, asked: asked.page_eviction is not None and facts.platform != "cpu",
+        "its page eviction was never tried on this platform",
+        "leave page_eviction out",
+    ),
+    (
+        lambda facts, asked: asked.page_eviction is not None and facts.uses_v2_runner,
+        "model runner V2 tells workers too late which pages are gone",
+        "set VLLM_USE_V2_MODEL_RUNNER=0 in the environment",
+    ),
+    (
+        lambda facts, asked: asked.page_eviction is not None and facts.kv_dtype.startswith("fp8"),
+        "page eviction reads keys back, which it cannot do from this --kv-cache-dtype",
+        "take --kv-cache-dtype auto, or leave page_eviction out",
+    ),
+    (
+        lambda _, asked: asked.page_eviction is not None and asked.store is not None,
+        "page eviction reads keys back, which it cannot do from a store",
+        "take page_eviction or store out",
     ),
     (
         lambda facts, _: facts.skips_kv_layers,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvtune.engines.vllm.plugin.refusals import Facts, is_tested, refusals
-from kvtune.policies.plugin_config import PluginConfig, StreamingLlmConfig
+from kvtune.policies.plugin_config import PageEvictionConfig, PluginConfig, StreamingLlmConfig
 
 PLAIN = Facts(vllm_version="0.32.0", platform="cpu")
 ASKED = PluginConfig(streaming_llm=StreamingLlmConfig(window_tokens=256))
@@ -41,6 +41,23 @@ def test_a_plain_decoder_on_one_device_is_served(platform):
 )
 def test_what_would_be_served_wrong_is_refused_with_what_helps(changed, why):
     (refusal,) = refusals(replace(PLAIN, **changed), ASKED)
+    assert why in refusal.why
+    assert refusal.fix
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"platform": "cuda"}, "never tried on this platform"),
+        ({"uses_v2_runner": True}, "V2"),
+        ({"kv_dtype": "fp8"}, "reads keys back"),
+        ({"has_connector": True}, "connector"),
+    ],
+)
+def test_where_page_eviction_would_go_wrong_it_is_refused(changed, why):
+    asked = PluginConfig(page_eviction=PageEvictionConfig(budget_tokens=256))
+    assert refusals(PLAIN, asked) == []
+    (refusal,) = refusals(replace(PLAIN, **changed), asked)
     assert why in refusal.why
     assert refusal.fix
 

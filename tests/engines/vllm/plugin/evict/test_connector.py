@@ -1,0 +1,224 @@
+"""The connector in the engine process, over vLLM's own KV-cache manager: told, freed, published."""
+
+import importlib
+import warnings
+from types import SimpleNamespace
+
+import pytest
+
+from kvtune.engines.vllm.plugin.evict.orders import Ask, Eviction, Orders, mask_of
+from kvtune.policies.plugin_config import PageEvictionConfig, PluginConfig
+
+# Importing vLLM takes longer than all else here.
+pytestmark = pytest.mark.integration
+
+SIZE, POOL, CHUNK = 16, 40, 64
+ASKED = PluginConfig(page_eviction=PageEvictionConfig(budget_tokens=64, window_tokens=24))
+PROMPT = list(range(200))
+# 13 pages, of which page 0 and pages 11 and 12 must stay; four stay.
+GONE = [1, 2, 3, 5, 6, 7, 8, 9, 10]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vllm():
+    """vLLM's own imports warn, and a warning is an error here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("vllm.v1.core.kv_cache_manager")
+        importlib.import_module("vllm.sampling_params")
+        importlib.import_module("kvtune.engines.vllm.plugin.evict.connector")
+
+
+class Server:
+    """A manager, a connector, and a scheduler that serves one request at a time."""
+
+    def __init__(self):
+        import torch
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_manager import KVCacheManager
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+        from kvtune.engines.vllm.plugin.evict.connector import EvictionConnector, attach
+        from kvtune.engines.vllm.plugin.spec import policy_spec
+
+        init_none_hash(sha256)
+        self.hasher = get_request_block_hasher(SIZE, sha256)
+        stock = FullAttentionSpec(block_size=SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32)
+        group = KVCacheGroupSpec(["layer"], policy_spec(stock, ASKED, CHUNK))
+        # vLLM keeps one page for itself, the null page.
+        cache = KVCacheConfig(POOL + 1, [], [group])
+        self.manager = KVCacheManager(cache, 4096, SIZE, SIZE, max_in_flight_tokens=CHUNK)
+        config = SimpleNamespace(additional_config={"kvtune": ASKED.model_dump(exclude_none=True)})
+        attach(config)
+        self.connector = EvictionConnector(config, KVConnectorRole.SCHEDULER, cache)
+        self.connector.bind_kv_cache_manager(self.manager)
+
+    def arrive(self, tokens, name="r"):
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        request = Request(
+            name, list(tokens), SamplingParams(max_tokens=999), None, block_hasher=self.hasher
+        )
+        self.connector.on_new_request(request)
+        return request
+
+    def pages(self, request):
+        return self.manager.coordinator.single_type_managers[0].req_to_blocks[request.request_id]
+
+    def admit(self, request):
+        """Adopt what is published; return how many tokens that spares."""
+        blocks, hit, _ = self.manager.get_computed_blocks(request)
+        self.step(request, hit, blocks)
+        return hit
+
+    def step(self, request, hit=0, blocks=None):
+        """Schedule a chunk; return what the worker is told of it."""
+        begin = request.num_computed_tokens + hit
+        new = min(CHUNK, request.num_tokens - begin)
+        assert self.manager.allocate_slots(request, new, hit, blocks) is not None
+        request.num_computed_tokens = begin
+        output = SimpleNamespace(num_scheduled_tokens={request.request_id: new})
+        orders = self.connector.build_connector_meta(output).orders
+        request.num_computed_tokens += new
+        self.worker_decides(orders)
+        return orders
+
+    def worker_decides(self, orders):
+        from kvtune.engines.vllm.plugin.evict.connector import Decisions
+
+        masks = {ask.ticket: mask_of(GONE) for ask in orders.asks.values() if ask.ends}
+        output = SimpleNamespace(kv_connector_worker_meta=Decisions(masks) if masks else None)
+        self.connector.update_connector_output(output)
+
+    def compute(self, request):
+        """Compute what is left of the request, a chunk a step; return the last step's orders."""
+        orders = None
+        while request.num_computed_tokens < request.num_tokens:
+            orders = self.step(request)
+        return orders
+
+    def answer(self, request, tokens):
+        for token in tokens:
+            request.append_output_token_ids(token)
+            self.compute(request)
+
+    def end(self, request):
+        delayed, told = self.connector.request_finished_all_groups(request, ())
+        assert (delayed, told) == (False, None)
+        self.manager.free(request)
+
+    def serve(self, tokens, answer=()):
+        """Serve a request to its end; return how many tokens were spared."""
+        request = self.arrive(tokens, name="another")
+        hit = self.admit(request)
+        self.compute(request)
+        self.answer(request, answer)
+        self.end(request)
+        return hit
+
+    def free_pages(self):
+        return self.manager.block_pool.get_num_free_blocks()
+
+
+@pytest.fixture
+def server():
+    return Server()
+
+
+def held(server, request):
+    return [index for index, page in enumerate(server.pages(request)) if not page.is_null]
+
+
+def test_the_worker_is_asked_for_the_row_of_the_prompts_last_page(server):
+    request = server.arrive(PROMPT)
+    server.admit(request)
+    orders = server.compute(request)
+    tail = server.pages(request)[12].block_id
+    # The window begins at token 176, and the last chunk of 64 at token 192.
+    assert orders == Orders({tail: Ask(0, 200, begins=False, ends=True)})
+
+
+def test_pages_that_go_are_free_when_the_next_token_is_scheduled(server):
+    from kvtune.engines.vllm.plugin.counters import counters
+
+    before = counters().get("evicted_tokens", cause="score")
+    request = server.arrive(PROMPT)
+    server.admit(request)
+    server.compute(request)
+    assert server.free_pages() == POOL - 13
+    server.answer(request, [7])
+    assert server.free_pages() == POOL - 4
+    assert held(server, request) == [0, 4, 11, 12]
+    assert counters().get("evicted_tokens", cause="score") - before == 9 * SIZE
+    server.answer(request, range(20))
+    assert held(server, request) == [0, 4, 11, 12, 13]
+    server.end(request)
+    assert server.free_pages() == POOL
+
+
+def test_from_then_on_the_worker_is_told_what_is_gone(server):
+    request = server.arrive(PROMPT)
+    server.admit(request)
+    server.compute(request)
+    request.append_output_token_ids(7)
+    orders = server.step(request)
+    assert orders == Orders(
+        evictions={server.pages(request)[12].block_id: Eviction(200, mask_of(GONE))}
+    )
+
+
+def test_a_preempted_request_loses_the_same_pages_again(server):
+    request = server.arrive(PROMPT)
+    server.admit(request)
+    server.compute(request)
+    server.answer(request, [7, 8, 9])
+    server.manager.free(request)
+    request.num_computed_tokens = 0
+    server.serve(range(1000, 1000 + POOL * SIZE - 50))  # takes what was published
+    server.admit(request)
+    orders = server.compute(request)
+    assert list(orders.evictions.values()) == [Eviction(200, mask_of(GONE))]
+    assert len(held(server, request)) == 13
+    server.answer(request, [10])
+    assert held(server, request) == [0, 4, 11, 12]
+
+
+def test_a_decision_about_a_request_that_ended_is_ignored(server):
+    request = server.arrive(PROMPT)
+    server.admit(request)
+    orders = server.compute(request)
+    server.end(request)
+    server.worker_decides(orders)
+    assert server.connector.ledger.evictions == {}
+    assert server.free_pages() == POOL
+
+
+def test_a_hit_leaves_the_windows_queries_to_be_computed(server):
+    server.serve(PROMPT)
+    # 12 pages are published; token 176, where the window begins, is the first of page 11.
+    assert server.serve(PROMPT) == 11 * SIZE
+
+
+def test_a_prompt_within_the_budget_is_reused_as_in_stock_vllm(server):
+    server.serve(PROMPT[:30], answer=range(32))
+    # Of 62 tokens, which are within the budget, three full pages; the answer's are among them.
+    assert server.serve([*PROMPT[:30], *range(32)]) == 3 * SIZE
+
+
+def test_published_is_the_prompt_and_nothing_that_was_computed_without_its_pages(server):
+    answer = list(range(60))
+    server.serve(PROMPT, answer)
+    # 260 tokens have 16 full pages, and the window of this prompt begins on the last one.
+    assert server.serve([*PROMPT, *answer, *range(60, 70)]) == 12 * SIZE
+
+
+def test_without_that_rule_others_would_use_what_saw_gaps(server, monkeypatch):
+    from kvtune.engines.vllm.plugin.manager import PolicyManager
+
+    monkeypatch.setattr(PolicyManager, "publishable_tokens", lambda *given: given[2])
+    answer = list(range(60))
+    server.serve(PROMPT, answer)
+    assert server.serve([*PROMPT, *answer, *range(60, 70)]) > 12 * SIZE

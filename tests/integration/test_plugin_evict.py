@@ -1,0 +1,127 @@
+"""Page eviction on a real vLLM: what is left answers, what is gone is free, nothing is lost."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from contracts.processor import DTYPE
+
+pytestmark = pytest.mark.integration
+
+ENGINE = Path(__file__).with_name("evict_engine.py")
+SIZE, TOKENS = 32, 96
+BUDGET = {"page_eviction": {"budget_tokens": 256}}
+
+
+def diary(days, secret, day, seed):
+    """A long text that ends in a question about one line of it."""
+    drawn = random.Random(seed)
+    who, what = ["Ivo", "Ida", "Ann", "Bo"], ["red lamp", "brass key", "blue cup", "old map"]
+    where = ["mill", "chapel", "barn", "tower"]
+    one = drawn.choice
+    lines = [
+        f"On day {n}, {one(who)} found a {one(what)} at the {one(where)}." for n in range(days)
+    ]
+    lines.insert(day, f"The secret number of the vault is {secret}.")
+    question = "Question: what is the secret number of the vault?"
+    return " ".join([*lines, question, "Answer: The secret number of the vault is"])
+
+
+LONG, MIDDLE, SHORT = diary(80, 7194, 40, 1), diary(40, 5821, 12, 2), diary(3, 3311, 1, 3)
+CALLS = [[LONG], [LONG, MIDDLE, SHORT], [diary(18 + n, 1000 + n, 5, n) for n in range(4)]]
+
+
+@pytest.fixture(scope="module")
+def run(model):
+    with subprocess.Popen(
+        [sys.executable, ENGINE, model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+
+        def run(asked, calls=CALLS, tokens=TOKENS, aborted=(), **engine):
+            line = {"asked": asked, "calls": calls, "tokens": tokens, "aborted": aborted}
+            process.stdin.write(json.dumps(line | {"engine": {"dtype": DTYPE} | engine}) + "\n")
+            process.stdin.flush()
+            told = json.loads(process.stdout.readline())
+            assert "failed" not in told, "vLLM ended; its log is above"
+            return told
+
+        yield run
+        process.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def evicting(run):
+    """Served with a budget of 8 pages and room for all requests."""
+    return run(BUDGET)
+
+
+def test_with_a_budget_of_the_whole_prompt_answers_are_those_of_stock_vllm(run):
+    stock = run(None)
+    ours = run({"page_eviction": {"budget_tokens": 4096}})
+    assert ours["ids"] == stock["ids"]
+    assert ours["cached"] == stock["cached"]
+    assert max(ours["cached"][1]) > 0
+    assert ours["evicted"] == 0
+
+
+def test_what_the_question_looks_for_is_kept(evicting):
+    assert evicting["texts"][0][0].startswith(" 7194")
+    assert [text[:5] for text in evicting["texts"][1]] == [" 7194", " 5821", " 3311"]
+
+
+def test_all_pages_beyond_the_budget_are_evicted_and_not_read(evicting):
+    lengths = [len(ids) for call in evicting["prompts"] for ids in call]
+    pages = [-(-length // SIZE) for length in lengths]
+    assert evicting["evicted"] == sum(max(held - 8, 0) for held in pages) * SIZE
+    seen, read = evicting["pages"]
+    assert read < 0.6 * seen
+    assert set(evicting["free"]) == {evicting["pool"]}
+
+
+def test_a_prompt_that_is_found_in_the_cache_is_answered_alike(evicting):
+    (first,), (again, *_) = evicting["ids"][:2]
+    assert evicting["cached"][1][0] > 0
+    assert again == first
+
+
+def test_chunks_of_the_prompt_do_not_matter(run, evicting):
+    # The window of 32 tokens comes in several chunks.
+    chunked = run(BUDGET, calls=CALLS[:1], max_num_batched_tokens=24, max_num_seqs=4)
+    assert chunked["ids"][0] == evicting["ids"][0]
+
+
+def test_when_pages_run_out_answers_stay_and_no_page_is_lost(run, evicting):
+    tight = run(
+        {"page_eviction": {"budget_tokens": 256}},
+        calls=CALLS[2:],
+        aborted=[LONG, *CALLS[2][:2]],
+        num_gpu_blocks_override=48,
+        max_model_len=1500,
+    )
+    assert max(tight["preempted"]) > 0, "nobody was preempted after its first token"
+    assert tight["ids"][0] == evicting["ids"][2]
+    assert set(tight["free"]) == {tight["pool"]}
+
+
+def test_more_requests_run_at_once_in_the_same_pool(run):
+    asked = {
+        "calls": [[LONG[n:] for n in range(3)]],
+        "tokens": 24,
+        "num_gpu_blocks_override": 64,
+        "max_model_len": 1500,
+    }
+    assert run(None, **asked)["most_running"] == 1
+    assert run(BUDGET, **asked)["most_running"] == 3
+
+
+def test_a_protected_prefix_stays_whatever_the_budget(run):
+    text = diary(40, 5821, 1, 4)
+    # The secret is on the second page, and the budget holds what must stay only.
+    budget = {"page_eviction": {"budget_tokens": 64}}
+    lost = run(budget, calls=[[text]], tokens=8)
+    kept = run(budget | {"protect": {"prefix_tokens": 64}}, calls=[[text]], tokens=8)
+    assert "5821" not in lost["texts"][0][0]
+    assert "5821" in kept["texts"][0][0]
