@@ -1,0 +1,130 @@
+"""The self-test over a stock backend of a few lines, whole and with faults that it is there for."""
+
+import sys
+import types
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+
+from kvtune.errors import BadInput
+
+torch = pytest.importorskip("torch")
+
+from kvtune.engines.vllm.plugin import self_test  # noqa: E402
+from kvtune.engines.vllm.plugin.rows import kept_rows, without_middle  # noqa: E402
+
+PAGE, HEADS, KV_HEADS, WIDTH = 4, 4, 2, 8
+
+
+@dataclass
+class Common:
+    query_start_loc: object
+    query_start_loc_cpu: object
+    seq_lens: object
+    seq_lens_cpu_upper_bound: object
+    num_reqs: int
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    block_table_tensor: object
+    slot_mapping: object
+
+
+class StockImpl:
+    """Attention as vLLM's kernels do it, in loops: row by row, query by query."""
+
+    num_heads = HEADS
+
+    def do_kv_cache_update(self, layer, keys, values, cache, slots):
+        for key, value, slot in zip(keys, values, slots.tolist(), strict=True):
+            cache[slot // PAGE, :, slot % PAGE] = torch.cat([key, value], dim=-1)
+
+    def forward(self, layer, queries, key, value, cache, metadata, output):
+        starts = metadata.query_start_loc.tolist()
+        for row, length in enumerate(metadata.seq_lens.tolist()):
+            pages = metadata.block_table_tensor[row, : -(-length // PAGE)].tolist()
+            held = torch.cat([cache[page].transpose(0, 1) for page in pages])
+            for token in range(starts[row], starts[row + 1]):
+                seen = held[: length - (starts[row + 1] - 1 - token)]
+                keys, values = seen.repeat_interleave(HEADS // KV_HEADS, 1).chunk(2, dim=-1)
+                scores = torch.einsum("hd,thd->ht", queries[token], keys) / WIDTH**0.5
+                output[token] = torch.einsum("ht,thd->hd", scores.softmax(-1), values)
+
+
+class StockBuilder:
+    layer_names = ("layer.0",)
+    device = torch.device("cpu")
+    vllm_config = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.float32))
+    kv_cache_spec = SimpleNamespace(
+        block_size=PAGE, num_kv_heads=KV_HEADS, head_size=WIDTH, dtype=torch.float32
+    )
+
+    def build(self, common_prefix_len, common):
+        return common
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch):
+    layer = SimpleNamespace(impl=StockImpl())
+    contents = {
+        "vllm": {},
+        "vllm.config": {"get_layers_from_vllm_config": lambda *_: {"layer.0": layer}},
+        "vllm.model_executor": {},
+        "vllm.model_executor.layers": {},
+        "vllm.model_executor.layers.attention": {"Attention": object},
+        "vllm.v1": {},
+        "vllm.v1.attention": {},
+        "vllm.v1.attention.backend": {"CommonAttentionMetadata": Common},
+        "vllm.v1.kv_cache_interface": {
+            "compute_layer_kv_cache_shape_bytes": lambda spec, blocks: (
+                blocks,
+                KV_HEADS,
+                PAGE,
+                2 * WIDTH * 4,
+            )
+        },
+    }
+    for name, content in contents.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def keep(common, window, *, late=0, longer=0, split=True):
+    """As the builder does it, but `late` pages too many go, and lengths are `longer`."""
+    rows = kept_rows(common.query_start_loc, common.seq_lens, window)
+    dropped = torch.where(rows.dropped > 0, rows.dropped + late, rows.dropped)
+    if not split:
+        rows = replace(rows, query_starts=rows.query_starts.clamp(max=1))
+    return replace(
+        common,
+        query_start_loc=rows.query_starts,
+        seq_lens=rows.lengths + longer * (rows.dropped > 0),
+        block_table_tensor=without_middle(
+            common.block_table_tensor[rows.source], window.sink_blocks, dropped
+        ),
+    )
+
+
+def test_a_stock_backend_that_is_as_we_take_it_passes():
+    self_test.check(StockBuilder(), StockBuilder, StockImpl, keep)
+
+
+@pytest.mark.parametrize("fault", [{"late": 1}, {"late": -1}, {"longer": -1}, {"split": False}])
+def test_rows_that_are_off_by_a_page_or_a_token_are_found(fault):
+    with pytest.raises(BadInput, match="self-test"):
+        self_test.check(
+            StockBuilder(), StockBuilder, StockImpl, lambda *given: keep(*given, **fault)
+        )
+
+
+def test_a_kernel_that_reads_pages_in_an_order_of_its_own_is_found():
+    class Sorted(StockImpl):
+        def forward(self, layer, queries, key, value, cache, metadata, output):
+            table = metadata.block_table_tensor.sort(dim=1).values
+            ordered = replace(metadata, block_table_tensor=table)
+            StockImpl.forward(self, layer, queries, key, value, cache, ordered, output)
+
+    with pytest.raises(BadInput, match="self-test"):
+        self_test.check(StockBuilder(), StockBuilder, Sorted, keep)
