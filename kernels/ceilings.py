@@ -23,6 +23,7 @@ from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 from kvtune.errors import BadInput, KvtuneError, MissingExtra
+from kvtune.kernels.device import cpu_flags
 from kvtune.kernels.nvml import GpuSampler
 from kvtune.types import Ceilings, Device
 
@@ -40,6 +41,9 @@ FEWEST_PASSES = 2
 CACHES_FILLED = 16
 FEWEST_CACHES_FILLED = 4
 CPU_MATRIX_ROWS = 1024
+BFLOAT16_FLAGS = frozenset({"avx512f", "amx_bf16", "bf16"})
+"""With any of these features a CPU multiplies bfloat16 at speed; `bf16` is Arm's."""
+
 CUDA_CACHE_BYTES = 128 * MIB  # The largest so far is the 126 MiB of Blackwell.
 CUDA_MATRIX_ROWS = 8192
 _LOW = "all figures may be low"
@@ -62,7 +66,8 @@ def measure_ceilings(device: Device, threads: int | None = None, budget_s: float
         budget_s: seconds of measuring; every kind of pass is made a few times in any case.
 
     The best pass counts, since what else runs on the machine only slows passes down. The matrix
-    rate of a CPU is bfloat16 in torch where torch is installed, else float32 in numpy.
+    rate of a CPU is bfloat16 in torch where torch is installed, float32 on a CPU that has no vector
+    instructions for bfloat16 (which then is a hundred times slower), and in numpy.
 
     Raises:
         BadInput: no thread, or no time.
@@ -248,7 +253,8 @@ def _cpu_matrix(crew: _Crew) -> Iterator[tuple[Job, str, str]]:
         yield _numpy_matrix(CPU_MATRIX_ROWS), "float32", "numpy with its own threads"
         return
     before = torch.get_num_threads()
-    left = torch.randn((CPU_MATRIX_ROWS, CPU_MATRIX_ROWS)).to(torch.bfloat16)
+    dtype = torch.bfloat16 if cpu_flags() & BFLOAT16_FLAGS else torch.float32
+    left = torch.randn((CPU_MATRIX_ROWS, CPU_MATRIX_ROWS)).to(dtype)
     try:
         crew.each(lambda: torch.set_num_threads(1))
         yield (
@@ -256,7 +262,7 @@ def _cpu_matrix(crew: _Crew) -> Iterator[tuple[Job, str, str]]:
                 2.0 * CPU_MATRIX_ROWS**3 * crew.threads,
                 lambda: crew.timed(lambda *_: torch.mm(left, left)),
             ),
-            "bfloat16",
+            str(dtype).removeprefix("torch."),
             f"torch {torch.__version__}, one product a thread",
         )
     finally:

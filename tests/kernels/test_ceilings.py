@@ -158,11 +158,23 @@ def test_without_torch_the_matrix_rate_is_float32(small, monkeypatch):
     assert found.matrix_flop_per_s > 1e6
 
 
-def test_torch_measures_bfloat16_and_keeps_its_threads(small):
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        ({"avx2", "avx512f"}, "bfloat16"),
+        ({"asimd", "bf16"}, "bfloat16"),
+        ({"avx2", "f16c"}, "float32"),
+    ],
+)
+def test_torch_measures_the_fast_format_of_the_cpu_and_keeps_its_threads(
+    small, monkeypatch, flags, dtype
+):
     torch = pytest.importorskip("torch")
+    monkeypatch.setattr(ceilings, "cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(ceilings, "CPU_MATRIX_ROWS", 64)
     before = torch.get_num_threads()
     found = measure_ceilings(CPU, threads=before + 1, budget_s=0.01)
-    assert found.matrix_dtype == "bfloat16"
+    assert found.matrix_dtype == dtype
     assert torch.get_num_threads() == before
 
 
