@@ -105,6 +105,24 @@ class PageEvictionConfig(_Part):
         return self
 
 
+class TiersConfig(_Part):
+    """Keep pages in `host_bytes` of host memory and `disk_bytes` on disk once they are computed.
+
+    A prompt that begins as an earlier one has them loaded where the pool has them no longer. Files
+    are kept in the folder `disk_path` and outlive the server.
+    """
+
+    host_bytes: int = Field(ge=1)
+    disk_bytes: int = Field(default=0, ge=0)
+    disk_path: str = ""
+
+    @model_validator(mode="after")
+    def _files_need_a_folder(self) -> Self:
+        if bool(self.disk_bytes) != bool(self.disk_path):
+            raise ValueError("give disk_bytes and disk_path, or neither")
+        return self
+
+
 class ProtectConfig(_Part):
     """What no policy may take away: so many tokens at the start of each request."""
 
@@ -119,6 +137,7 @@ class PluginConfig(_Part):
     streaming_llm: StreamingLlmConfig | None = None
     page_eviction: PageEvictionConfig | None = None
     store: StoreConfig | None = None
+    tiers: TiersConfig | None = None
     protect: ProtectConfig = ProtectConfig()
 
     @model_validator(mode="after")
@@ -130,7 +149,7 @@ class PluginConfig(_Part):
     @property
     def is_asked(self) -> bool:
         """Whether there is anything to do."""
-        return self.changes_attention
+        return self.changes_attention or self.tiers is not None
 
     @property
     def changes_attention(self) -> bool:
@@ -141,7 +160,7 @@ class PluginConfig(_Part):
     @property
     def fingerprint(self) -> str:
         """A key for KV that is made as asked here, wherever it may meet other KV."""
-        return fingerprint_of(self.model_dump(mode="json", exclude_none=True))
+        return fingerprint_of(self.model_dump(mode="json", exclude_none=True, exclude={"tiers"}))
 
     def sink_window(self, block_tokens: int) -> SinkWindow | None:
         """What StreamingLLM keeps in pages of `block_tokens`; protected tokens stay as sinks do."""

@@ -27,7 +27,9 @@ def __getattr__(name: str) -> Any:
     config = get_current_vllm_config()
     asked = asked_of(config)
     stock = stock_backend()
-    return backend_class(stock, asked, config.max_in_flight_tokens) if asked.is_asked else stock
+    if not asked.changes_attention:
+        return stock
+    return backend_class(stock, asked, config.max_in_flight_tokens)
 
 
 def stock_backend() -> Any:

@@ -61,6 +61,16 @@ METRICS = {
         "gauge_sum", "Bytes beside the cache for pages that a store has not quantized yet."
     ),
     "summary_bytes": Metric("gauge_sum", "Bytes that summaries of pages take beside the cache."),
+    "tier_bytes": Metric(
+        "counter", "Bytes moved to a tier (store) or back from it (load).", ("tier", "direction")
+    ),
+    "tier_seconds": Metric(
+        "counter", "Seconds in which the bytes of kvtune:tier_bytes moved.", ("tier", "direction")
+    ),
+    "tier_failures": Metric(
+        "counter", "Pages that could not be moved to a tier or back.", ("tier", "direction")
+    ),
+    "tier_held_bytes": Metric("gauge_sum", "Bytes that are kept in a tier.", ("tier",)),
 }
 """Each name, without the prefix and without the `_total` of counters."""
 

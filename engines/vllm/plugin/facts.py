@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvtune.engines.vllm.plugin.refusals import Facts
+from kvtune.engines.vllm.plugin.tiers.weights import has_weights
 
 BACKEND = "kvtune.engines.vllm.plugin.backend.Backend"
 """What vLLM's registry of attention backends is told; the class is made when it is looked up."""
@@ -39,6 +40,11 @@ def facts_of(vllm_config: Any) -> Facts:
         skips_kv_layers=bool(cache.kv_cache_dtype_skip_layers),
         matches_part_blocks=cache.prefix_match_unit is not None,
         uses_v2_runner=vllm_config.use_v2_model_runner,
+        data_parallel=parallel.data_parallel_size,
+        has_lora=vllm_config.lora_config is not None,
+        has_prefix_cache=bool(cache.enable_prefix_caching),
+        prefix_hash=cache.prefix_caching_hash_algo,
+        knows_weights=has_weights(model.model) and vllm_config.load_config.load_format != "dummy",
     )
 
 

@@ -16,6 +16,7 @@ from kvtune.engines.vllm.plugin import collector
 from kvtune.engines.vllm.plugin.asked import asked_of
 from kvtune.engines.vllm.plugin.facts import BACKEND, facts_of
 from kvtune.engines.vllm.plugin.refusals import TESTED, is_tested, refusals
+from kvtune.engines.vllm.plugin.tiers import entry
 from kvtune.errors import BadInput
 from kvtune.policies.plugin_config import plugin_config
 
@@ -86,6 +87,8 @@ def begin(vllm_config: Any) -> None:
         from kvtune.engines.vllm.plugin.evict import connector
 
         connector.attach(vllm_config)
+    if asked.tiers is not None:
+        entry.enter(vllm_config, asked.tiers)
 
 
 def _forget_backends() -> None:

@@ -41,6 +41,11 @@ class Facts:
     skips_kv_layers: bool = False
     matches_part_blocks: bool = False
     uses_v2_runner: bool = False
+    data_parallel: int = 1
+    has_lora: bool = False
+    has_prefix_cache: bool = True
+    prefix_hash: str = "sha256"
+    knows_weights: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +160,53 @@ _RULES: tuple[tuple[Callable[[Facts, PluginConfig], bool], str, str], ...] = (
         ),
         "quest splits pages by heads and requests as kivi's open pages cannot be",
         "take a store of another format, or leave quest out",
+    ),
+    (
+        lambda facts, asked: asked.tiers is not None and facts.platform != "cpu",
+        "its tiers were tried on CPU only",
+        "take vLLM's own --kv-offloading-size instead of tiers",
+    ),
+    (
+        lambda _, asked: asked.tiers is not None and asked.quest is not None,
+        "pages that tiers bring back have no summaries for quest to choose by",
+        "take tiers or quest out",
+    ),
+    (
+        lambda _, asked: asked.tiers is not None and asked.page_eviction is not None,
+        "tiers were never tried with page_eviction",
+        "take tiers or page_eviction out",
+    ),
+    (
+        lambda _, asked: asked.tiers is not None and asked.store is not None,
+        "tiers were never tried with a store",
+        "take tiers or store out",
+    ),
+    (
+        lambda facts, asked: asked.tiers is not None and not facts.has_prefix_cache,
+        "tiers keep what the prefix cache publishes, and it is off",
+        "leave --no-enable-prefix-caching or tiers out",
+    ),
+    (
+        lambda facts, asked: asked.tiers is not None and not facts.prefix_hash.startswith("sha256"),
+        "tiers need a hash of tokens that no other tokens have",
+        "set --prefix-caching-hash-algo sha256",
+    ),
+    (
+        lambda facts, asked: asked.tiers is not None and facts.has_lora,
+        "tiers know an adapter by its name only, whose weights may change",
+        "leave --enable-lora or tiers out",
+    ),
+    (
+        lambda facts, asked: asked.tiers is not None and facts.data_parallel > 1,
+        "tiers were never tried with data parallelism",
+        "set --data-parallel-size 1",
+    ),
+    (
+        lambda facts, asked: (
+            asked.tiers is not None and asked.tiers.disk_bytes > 0 and not facts.knows_weights
+        ),
+        "files of tiers outlive the server, and there are no weights to know its model by",
+        "name the model by its folder, or leave tiers.disk_bytes and tiers.disk_path out",
     ),
     (
         lambda facts, asked: asked.page_eviction is not None and facts.platform != "cpu",

@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 
 from kvtune.engines.vllm.plugin.refusals import Facts, is_tested, refusals
-from kvtune.policies.plugin_config import PageEvictionConfig, PluginConfig, StreamingLlmConfig
+from kvtune.policies.plugin_config import (
+    PageEvictionConfig,
+    PluginConfig,
+    QuestConfig,
+    StoreConfig,
+    StreamingLlmConfig,
+    TiersConfig,
+)
 
 PLAIN = Facts(vllm_version="0.32.0", platform="cpu")
 ASKED = PluginConfig(streaming_llm=StreamingLlmConfig(window_tokens=256))
@@ -60,6 +67,52 @@ def test_where_page_eviction_would_go_wrong_it_is_refused(changed, why):
     (refusal,) = refusals(replace(PLAIN, **changed), asked)
     assert why in refusal.why
     assert refusal.fix
+
+
+TIERS = TiersConfig(host_bytes=1 << 30, disk_bytes=1 << 30, disk_path="/pages")
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"platform": "cuda"}, "tried on CPU only"),
+        ({"has_connector": True}, "connector"),
+        ({"has_prefix_cache": False}, "it is off"),
+        ({"prefix_hash": "xxhash"}, "no other tokens have"),
+        ({"has_lora": True}, "adapter"),
+        ({"data_parallel": 2}, "data parallelism"),
+        ({"knows_weights": False}, "no weights to know its model by"),
+    ],
+)
+def test_where_tiers_could_load_what_is_another_thing_they_are_refused(changed, why):
+    asked = PluginConfig(tiers=TIERS)
+    assert refusals(PLAIN, asked) == []
+    (refusal,) = refusals(replace(PLAIN, **changed), asked)
+    assert why in refusal.why
+    assert refusal.fix
+
+
+def test_host_memory_alone_ends_with_the_server_and_needs_no_known_weights():
+    asked = PluginConfig(tiers=TiersConfig(host_bytes=1 << 30))
+    assert refusals(replace(PLAIN, knows_weights=False), asked) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ({"quest": QuestConfig(pages=8)}, "summaries"),
+        ({"page_eviction": PageEvictionConfig(budget_tokens=256)}, "page_eviction"),
+        ({"store": StoreConfig(format="int8")}, "store"),
+    ],
+)
+def test_tiers_are_refused_beside_what_they_were_never_tried_with(part, why):
+    (refusal,) = refusals(PLAIN, PluginConfig(tiers=TIERS, **part))
+    assert why in refusal.why
+
+
+def test_tiers_go_with_streaming_llm():
+    both = ASKED.model_copy(update={"tiers": TIERS})
+    assert refusals(PLAIN, both) == []
 
 
 def test_every_reason_is_told_at_once():

@@ -1,0 +1,227 @@
+"""The worker's side: moves the bytes that the engine process plans.
+
+Pages go to host memory within the step that computes them, as the next step may reuse them. All
+else takes a thread of its own: one loads, one writes files and removes them. Whatever fails is told
+and counts as not kept; no failure ends a server, and none is answered with other content: a row of
+host memory gives out what it holds under that very name only.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from kvtune.engines.vllm.plugin.counters import counters
+from kvtune.engines.vllm.plugin.tiers import files
+from kvtune.engines.vllm.plugin.tiers.pages import Pages
+from kvtune.engines.vllm.plugin.tiers.placement import Load, Store
+from kvtune.policies.tiering import Tier
+
+_log = logging.getLogger("vllm.kvtune")
+_SAY_AGAIN_S = 60.0
+
+Direction = Literal["store", "load"]
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Moved:
+    """Bytes and seconds by tier and direction, and how often it failed."""
+
+    bytes: defaultdict[tuple[Tier, Direction], int] = field(
+        default_factory=lambda: defaultdict(int)
+    )
+    seconds: defaultdict[tuple[Tier, Direction], float] = field(
+        default_factory=lambda: defaultdict(float)
+    )
+    failures: defaultdict[tuple[Tier, Direction], int] = field(
+        default_factory=lambda: defaultdict(int)
+    )
+
+    def count(self) -> None:
+        """Add it to the figures of this process."""
+        for name, amounts in (
+            ("tier_bytes", self.bytes),
+            ("tier_seconds", self.seconds),
+            ("tier_failures", self.failures),
+        ):
+            for (tier, direction), amount in amounts.items():
+                counters().add(name, amount, tier=tier, direction=direction)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A request's pages were brought back, except those of `lost`."""
+
+    request_id: str
+    lost: tuple[Load, ...]
+    moved: Moved
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A page was written to its file, or could not be."""
+
+    name: str
+    is_there: bool
+    moved: Moved
+
+
+class Mover:
+    """Host memory of `slots` rows, files in `folder` if there is one, and the pages between.
+
+    `store`, `load`, `drop` and `take` are for the thread that runs the model.
+    """
+
+    def __init__(self, pages: Pages, slots: int, folder: Path | None) -> None:
+        self._pages = pages
+        self._folder = folder
+        # The last row is for files whose content has no slot.
+        self._rows = torch.empty((slots + 1, pages.row_bytes), dtype=torch.uint8)
+        self._names: dict[int, str] = {}
+        self._loader: _Lane[Loaded] = _Lane("kvtune-load")
+        self._writer: _Lane[Written | None] = _Lane("kvtune-write")
+
+    def store(self, stores: Sequence[Store]) -> None:
+        """Keep pages, now; write files of them later. No two stores share a slot."""
+        if not stores:
+            return
+        moved, begin_s = Moved(), time.perf_counter()
+        slots = [store.slot for store in stores]
+        self._pages.to_rows([store.block_id for store in stores], self._rows, slots)
+        self._names |= {store.slot: store.name for store in stores}
+        moved.seconds["host", "store"] = time.perf_counter() - begin_s
+        moved.bytes["host", "store"] = len(stores) * self._pages.row_bytes
+        moved.count()
+        for store in stores:
+            if store.writes_file:
+                self._writer.submit(self._write, store)
+
+    def load(self, request_id: str, loads: Sequence[Load]) -> None:
+        """Bring pages back, in a while: `take` tells when."""
+        self._loader.submit(self._load, request_id, loads)
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Remove files, after what is being written."""
+        for name in names:
+            self._writer.submit(self._remove, name)
+
+    def take(self) -> tuple[list[Loaded], list[Written]]:
+        """What ended since this was last asked."""
+        loaded = self._loader.take()
+        written = [each for each in self._writer.take() if each is not None]
+        for moved in (*(each.moved for each in loaded), *(each.moved for each in written)):
+            moved.count()
+        return loaded, written
+
+    def close(self) -> None:
+        """Finish what is being moved."""
+        self._loader.close()
+        self._writer.close()
+
+    def _load(self, request_id: str, loads: Sequence[Load]) -> Loaded:
+        moved, lost, ready = Moved(), [], []
+        for load in loads:
+            slot = len(self._rows) - 1 if load.slot is None else load.slot
+            if load.reads_file:
+                self._read(load.name, slot, moved)
+            if self._names.get(slot) != load.name:
+                lost.append(load)
+            elif load.slot is None:
+                self._copy_back([load], [slot], moved)
+            else:
+                ready.append(load)
+        self._copy_back(ready, [load.slot for load in ready if load.slot is not None], moved)
+        return Loaded(request_id, tuple(lost), moved)
+
+    def _copy_back(self, loads: Sequence[Load], slots: Sequence[int], moved: Moved) -> None:
+        if not loads:
+            return
+        begin_s = time.perf_counter()
+        self._pages.from_rows(self._rows, slots, [load.block_id for load in loads])
+        moved.seconds["host", "load"] += time.perf_counter() - begin_s
+        moved.bytes["host", "load"] += len(loads) * self._pages.row_bytes
+
+    def _read(self, name: str, slot: int, moved: Moved) -> None:
+        """Fill a row from a file; it has no name if that fails."""
+        self._names.pop(slot, None)
+        begin_s = time.perf_counter()
+        try:
+            if self._folder is None:
+                raise FileNotFoundError("there is no folder")
+            files.read_into(self._folder, name, _bytes_of(self._rows[slot]))
+        except (OSError, files.Damaged) as error:
+            moved.failures["disk", "load"] += 1
+            _say(f"A page on disk could not be used ({error}): its tokens are computed again.")
+            return
+        self._names[slot] = name
+        moved.seconds["disk", "load"] += time.perf_counter() - begin_s
+        moved.bytes["disk", "load"] += self._pages.row_bytes
+
+    def _write(self, store: Store) -> Written:
+        moved, begin_s = Moved(), time.perf_counter()
+        try:
+            if self._folder is None:
+                raise FileNotFoundError("there is no folder")
+            files.write(self._folder, store.name, _bytes_of(self._rows[store.slot]))
+        except OSError as error:
+            moved.failures["disk", "store"] += 1
+            _say(f"A page could not be written to disk ({error}): it is not kept there.")
+            return Written(store.name, False, moved)
+        moved.seconds["disk", "store"] = time.perf_counter() - begin_s
+        moved.bytes["disk", "store"] = self._pages.row_bytes
+        return Written(store.name, True, moved)
+
+    def _remove(self, name: str) -> None:
+        try:
+            if self._folder is not None:
+                files.remove(self._folder, name)
+        except OSError as error:
+            _say(f"A page could not be removed from disk ({error}).")
+
+
+class _Lane(Generic[T]):
+    """Does one thing after another, in a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._begun: list[Future[T]] = []
+
+    def submit(self, work: Callable[..., T], *given: object) -> None:
+        self._begun.append(self._thread.submit(work, *given))
+
+    def take(self) -> list[T]:
+        """What ended, in its order; an error that nobody foresaw is raised here."""
+        ended = 0
+        while ended < len(self._begun) and self._begun[ended].done():
+            ended += 1
+        done, self._begun = self._begun[:ended], self._begun[ended:]
+        return [future.result() for future in done]
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+
+
+def _bytes_of(row: Tensor) -> memoryview:
+    return row.numpy().data
+
+
+_said_s: dict[str, float] = {}
+
+
+def _say(what: str) -> None:
+    """Warn, but of the like once a minute only."""
+    kind = what.split("(")[0]
+    now_s = time.monotonic()
+    if now_s - _said_s.get(kind, -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
+        _said_s[kind] = now_s
+        _log.warning(what)

@@ -1,0 +1,139 @@
+"""The engine process's side: what to keep and what to bring back, step by step.
+
+Names of files are `<identity>-<hash of all tokens up to the page's end>`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtune.engines.vllm.plugin.counters import counters
+from kvtune.engines.vllm.plugin.tiers import files
+from kvtune.engines.vllm.plugin.tiers.placement import Load, Placement, Store
+from kvtune.errors import BadInput
+from kvtune.policies.plugin_config import TiersConfig
+from kvtune.policies.tiering import Tier
+
+_log = logging.getLogger("vllm.kvtune")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the worker is to move in one step: `loads` by request."""
+
+    loads: dict[str, list[Load]]
+    stores: list[Store]
+    dropped: list[str]
+
+
+def slots_of(asked: TiersConfig, row_bytes: int) -> int:
+    """How many pages host memory holds.
+
+    Raises:
+        BadInput: it holds none.
+    """
+    slots = asked.host_bytes // row_bytes
+    if slots < 1:
+        raise BadInput(
+            f"tiers.host_bytes of {asked.host_bytes} hold no page, which takes {row_bytes} bytes",
+            fix=f"set tiers.host_bytes to many times {row_bytes}, or take tiers out",
+        )
+    return slots
+
+
+class Planner:
+    """Plans for pages of `block_tokens` tokens and `row_bytes` bytes over all layers.
+
+    Raises:
+        BadInput: host memory holds no page.
+        OSError: the folder cannot be listed.
+    """
+
+    def __init__(
+        self, asked: TiersConfig, identity: str, block_tokens: int, row_bytes: int
+    ) -> None:
+        self._prefix = f"{identity}-"
+        self._block_tokens = block_tokens
+        self._row_bytes = row_bytes
+        slots = slots_of(asked, row_bytes)
+        self._lock = _lock(asked)
+        if self._lock is None:
+            self._places = Placement(slots)
+        else:
+            kept = files.kept(Path(asked.disk_path))
+            self._places = Placement(slots, asked.disk_bytes, files.file_bytes(row_bytes), kept)
+        self._loads: dict[str, list[Load]] = {}
+        self._in_flight: dict[str, list[Load]] = {}
+
+    def name(self, block_hash: bytes) -> str:
+        """The name of the page whose tokens have this hash."""
+        return f"{self._prefix}{block_hash.hex()}"
+
+    def loadable_tokens(self, hashes: Sequence[bytes]) -> int:
+        """How many tokens of the pages with these hashes, from the first on, can be loaded."""
+        found = self._places.found(self.name(each) for each in hashes)
+        return len(found) * self._block_tokens
+
+    def load(self, request_id: str, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """Bring pages back for a request, with the step that is being planned."""
+        loads = self._places.load([self.name(each) for each in hashes], block_ids)
+        self._loads[request_id] = self._in_flight[request_id] = loads
+
+    def tokens_by_tier(self, request_id: str) -> dict[Tier, int]:
+        """Where what a request waits for comes from."""
+        tiers: Counter[Tier] = Counter()
+        for load in self._in_flight.get(request_id, ()):
+            tiers["disk" if load.reads_file else "host"] += self._block_tokens
+        return dict(tiers)
+
+    def step(self, computed: Sequence[tuple[bytes, int]]) -> Step:
+        """The plan of a step that computes, or reuses, pages with these hashes and block ids."""
+        # If host memory is tiny, pages of one step push each other out: the last one stays.
+        by_slot: dict[int, Store] = {}
+        for block_hash, block_id in computed:
+            store = self._places.store(self.name(block_hash), block_id)
+            if store is not None:
+                by_slot[store.slot] = store
+        loads, self._loads = self._loads, {}
+        self._tell()
+        return Step(loads, list(by_slot.values()), self._places.take_dropped())
+
+    def loaded(self, request_id: str, lost: Sequence[str]) -> None:
+        """Note that a request's pages are there, except those `lost`."""
+        self._places.loaded(self._in_flight.pop(request_id), lost)
+
+    def written(self, name: str, *, is_there: bool) -> None:
+        """Note that the writing of a file ended, and whether it is there."""
+        self._places.written(name, is_there=is_there)
+
+    def forget(self) -> bool:
+        """Forget every page of this server, on disk too; `False` while bytes move."""
+        return self._places.forget(self._prefix)
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _tell(self) -> None:
+        host, disk = self._places.host, self._places.disk
+        counters().set("tier_held_bytes", host.used * self._row_bytes, tier="host")
+        counters().set("tier_held_bytes", disk.used, tier="disk")
+
+
+def _lock(asked: TiersConfig) -> int | None:
+    """What holds the folder of files, if this server is to have any."""
+    if not asked.disk_bytes:
+        return None
+    lock = files.lock(Path(asked.disk_path))
+    if lock is None:
+        _log.warning(
+            "Another server keeps pages in %s: this one keeps none on disk.", asked.disk_path
+        )
+    return lock

@@ -1,0 +1,128 @@
+"""The engine process's side: which pages a step keeps and brings back."""
+
+import logging
+
+import pytest
+
+from kvtune.engines.vllm.plugin import counters
+from kvtune.engines.vllm.plugin.tiers import files
+from kvtune.engines.vllm.plugin.tiers.planner import Planner
+from kvtune.errors import BadInput
+from kvtune.policies.plugin_config import TiersConfig
+
+ROW_BYTES = 1000
+HASHES = [bytes([number]) * 32 for number in range(9)]
+IDENTITY = "0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def figures():
+    counters.start_anew()
+    return counters.counters()
+
+
+def planner(host_pages=4, disk_pages=0, folder="", identity=IDENTITY):
+    disk_bytes = disk_pages * files.file_bytes(ROW_BYTES)
+    asked = TiersConfig(
+        host_bytes=host_pages * ROW_BYTES + 999, disk_bytes=disk_bytes, disk_path=str(folder)
+    )
+    return Planner(asked, identity, block_tokens=32, row_bytes=ROW_BYTES)
+
+
+def keep(plans, *numbers):
+    return plans.step([(HASHES[number], 10 + number) for number in numbers])
+
+
+def test_what_a_step_computes_is_kept_and_a_later_prompt_loads_it():
+    plans = planner()
+    stores = keep(plans, 0, 1).stores
+    assert [(store.block_id, store.name[-2:]) for store in stores] == [(10, "00"), (11, "01")]
+    assert plans.loadable_tokens(HASHES[:3]) == 64
+    plans.load("r", HASHES[:2], [5, 6])
+    assert plans.tokens_by_tier("r") == {"host": 64}
+    loads = keep(plans).loads["r"]
+    assert [(load.slot, load.block_id) for load in loads] == [
+        (stores[0].slot, 5),
+        (stores[1].slot, 6),
+    ]
+    assert keep(plans).loads == {}
+
+
+def test_no_two_pages_of_a_step_go_to_one_slot():
+    plans = planner(host_pages=2)
+    stores = keep(plans, 0, 1, 2, 3, 4).stores
+    assert len({store.slot for store in stores}) == len(stores) == 2
+    assert {store.block_id for store in stores} == {13, 14}
+    assert plans.loadable_tokens(HASHES[3:5]) == 64
+    assert plans.loadable_tokens(HASHES[:3]) == 0
+
+
+def test_tokens_are_told_by_the_tier_they_come_from(tmp_path):
+    plans = planner(1, 4, tmp_path)
+    for number in (0, 1):
+        (store,) = keep(plans, number).stores
+        plans.written(store.name, is_there=True)
+    plans.load("r", HASHES[:2], [5, 6])
+    assert plans.tokens_by_tier("r") == {"disk": 32, "host": 32}
+    plans.loaded("r", [])
+    assert plans.tokens_by_tier("r") == {}
+
+
+def test_pages_of_another_model_are_not_found_and_give_way(tmp_path):
+    ours = planner(1, 2, tmp_path)
+    files.write(tmp_path, ours.name(HASHES[0]), memoryview(bytes(ROW_BYTES)))
+    ours.close()
+    others = planner(1, 1, tmp_path, identity="f" * 16)
+    assert others.loadable_tokens(HASHES[:1]) == 0
+    step = keep(others, 0)
+    assert [store.writes_file for store in step.stores] == [True]
+    assert step.dropped == [ours.name(HASHES[0])]
+
+
+def test_a_server_that_starts_again_finds_its_files(tmp_path):
+    before = planner(1, 2, tmp_path)
+    files.write(tmp_path, before.name(HASHES[0]), memoryview(bytes(ROW_BYTES)))
+    before.close()
+    assert planner(1, 2, tmp_path).loadable_tokens(HASHES[:1]) == 32
+
+
+def test_two_servers_do_not_share_a_folder(tmp_path, caplog):
+    first = planner(1, 2, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        second = planner(1, 2, tmp_path)
+    assert "Another server" in caplog.text
+    (store,) = keep(second, 0).stores
+    assert not store.writes_file
+    first.close()
+
+
+def test_what_is_lost_is_not_promised_again():
+    plans = planner()
+    keep(plans, 0, 1)
+    plans.load("r", HASHES[:2], [5, 6])
+    plans.loaded("r", [plans.name(HASHES[0])])
+    assert plans.loadable_tokens(HASHES[:2]) == 0
+    assert plans.loadable_tokens(HASHES[1:2]) == 32
+
+
+def test_a_reset_forgets_pages_on_disk_too_once_nothing_moves(tmp_path):
+    plans = planner(2, 4, tmp_path)
+    (store,) = keep(plans, 0).stores
+    assert not plans.forget()
+    plans.written(store.name, is_there=True)
+    assert plans.forget()
+    assert plans.loadable_tokens(HASHES[:1]) == 0
+    assert keep(plans).dropped == [store.name]
+
+
+def test_how_much_is_kept_is_told(tmp_path, figures):
+    plans = planner(2, 4, tmp_path)
+    keep(plans, 0)
+    assert figures.get("tier_held_bytes", tier="host") == ROW_BYTES
+    assert figures.get("tier_held_bytes", tier="disk") == files.file_bytes(ROW_BYTES)
+
+
+def test_host_memory_for_less_than_a_page_is_refused():
+    with pytest.raises(BadInput, match="hold no page") as refused:
+        planner(host_pages=0)
+    assert "1000" in refused.value.fix

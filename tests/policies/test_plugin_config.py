@@ -1,0 +1,26 @@
+"""What the plugin can be asked to do with tiers."""
+
+import pytest
+
+from kvtune.errors import BadInput
+from kvtune.policies.plugin_config import PluginConfig, TiersConfig, plugin_config
+
+TIERS = TiersConfig(host_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    "half", [{"disk_bytes": 1}, {"disk_path": "/pages"}], ids=["no folder", "no size"]
+)
+def test_a_disk_tier_has_a_folder_and_a_size(half):
+    with pytest.raises(BadInput, match="give disk_bytes and disk_path, or neither"):
+        plugin_config({"kvtune": {"tiers": {"host_bytes": 1000, **half}}})
+
+
+def test_tiers_alone_are_something_to_do_and_leave_the_models_layers_as_they_are():
+    asked = PluginConfig(tiers=TIERS)
+    assert asked.is_asked
+    assert not asked.changes_attention
+
+
+def test_where_pages_are_kept_does_not_change_what_they_are():
+    assert PluginConfig(tiers=TIERS).fingerprint == PluginConfig().fingerprint
