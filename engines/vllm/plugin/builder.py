@@ -30,7 +30,7 @@ def builder_class(stock: type, asked: PluginConfig, stock_impl: type) -> type:
 
     from kvtune.engines.vllm.plugin import self_test
 
-    class Builder(stock):  # type: ignore[misc, valid-type]
+    class Builder(stock):  # type: ignore[misc]
         # A table that is put in later would be one with every page in it.
         supports_update_block_table = False
 

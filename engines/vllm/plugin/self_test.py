@@ -106,12 +106,13 @@ class _Layer:
         lengths = [len(keys) for keys, _ in contents]
         held = [-(-length // size) for length in lengths]
         # Page 0 is vLLM's null page.
-        numbers = (torch.randperm(sum(held), generator=self._random) + 1).split(held)
+        numbers = torch.randperm(sum(held), generator=self._random) + 1
         shape = compute_layer_kv_cache_shape_bytes(self._spec, sum(held) + 1)
         cache = torch.zeros(prod(shape), dtype=torch.int8, device=device)
         cache = cache.view(self._spec.dtype).view(*shape[:3], -1)
         table = torch.zeros(len(contents), max(held), dtype=torch.int32)
-        for row, ((keys, values), pages) in enumerate(zip(contents, numbers, strict=True)):
+        for row, (keys, values) in enumerate(contents):
+            pages = numbers[sum(held[:row]) : sum(held[: row + 1])]
             table[row, : len(pages)] = pages
             slots = (pages[:, None] * size + torch.arange(size)).flatten()[: len(keys)]
             self._stock_impl.do_kv_cache_update(
