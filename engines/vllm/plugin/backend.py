@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from kvtune.engines.vllm.plugin.asked import asked_of
+from kvtune.engines.vllm.plugin.asked import asked_of, telling_fixes
 from kvtune.engines.vllm.plugin.builder import builder_class
 from kvtune.policies.plugin_config import PluginConfig
 
@@ -70,7 +70,8 @@ def backend_class(stock: Any, asked: PluginConfig, max_in_flight_tokens: int) ->
         def customize_spec(cls, spec: Any) -> Any:
             from kvtune.engines.vllm.plugin.spec import policy_spec
 
-            return policy_spec(stock.customize_spec(spec), asked, max_in_flight_tokens)
+            with telling_fixes():
+                return policy_spec(stock.customize_spec(spec), asked, max_in_flight_tokens)
 
     return Backend
 

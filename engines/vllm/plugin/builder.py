@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvtune.engines.vllm.plugin.asked import telling_fixes
 from kvtune.engines.vllm.plugin.counters import counters
 from kvtune.engines.vllm.plugin.rows import (
     host_lengths,
@@ -38,6 +39,10 @@ def builder_class(stock: type, asked: PluginConfig, stock_impl: type) -> type:
             self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
         ) -> None:
             super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+            with telling_fixes():
+                self._begin(kv_cache_spec, vllm_config)
+
+        def _begin(self, kv_cache_spec: Any, vllm_config: Any) -> None:
             if kv_cache_spec.block_size != vllm_config.cache_config.block_size:
                 raise BadInput(
                     f"the kernels take pages of {kv_cache_spec.block_size} tokens, but pages of "
@@ -63,8 +68,11 @@ def builder_class(stock: type, asked: PluginConfig, stock_impl: type) -> type:
             """Attention stays out of graphs: tables are new tensors in each step."""
             return AttentionCGSupport.NEVER
 
-        def build(self, common_prefix_len: int, common: Any, fast_build: bool = False) -> Any:
-            whole, scoring = common, None
+        def build(
+            self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+        ) -> Any:
+            whole = common = common_attn_metadata
+            scoring = None
             if self.sink_window is not None:
                 common = kept(common, self.sink_window)
             if self.eviction is not None:
