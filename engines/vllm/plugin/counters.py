@@ -205,14 +205,17 @@ def _engine() -> str:
 
 def _folder() -> Path | None:
     try:
-        return metrics_folder.writing()
+        folder = metrics_folder.writing()
     except OSError as error:
         _say_missing(error)
         return None
+    if folder is None:
+        _say_missing("the server that started this process named no folder for them")
+    return folder
 
 
-def _say_missing(error: OSError) -> None:
-    _logger.warning("Figures of kvtune's plugin will be missing on /metrics: %s", error)
+def _say_missing(why: object) -> None:
+    _logger.warning("Figures of kvtune's plugin will be missing on /metrics: %s", why)
 
 
 os.register_at_fork(after_in_child=start_anew)
