@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kvtune.kernels.hadamard import hadamard_transform, random_signs
-from kvtune.kernels.packing import pack_bits, unpack_bits
+from kvtune.kernels.packing import look_up, pack_bits, table_of_fours, unpack_bits
 
 TokenHeadFormat = Literal["int8", "int4", "fp8"]
 
@@ -153,8 +153,17 @@ def _rotated_int4(data: Tensor, scale: Tensor) -> Tensor:
     stored = scale.contiguous().view(torch.int32)
     zero_point = (stored & 0xF).float()
     step = (stored & -16).view(torch.float32)
-    codes = unpack_bits(data, 4, data.shape[-1] * 2).float()
+    width = data.shape[-1] * 2
+    if width % 8:
+        codes = unpack_bits(data, 4, width).float()
+    else:
+        codes = look_up(data, 4, width, _int4_codes(data.device))
     return (codes - zero_point[..., None]) * step[..., None]
+
+
+@lru_cache
+def _int4_codes(device: torch.device) -> Tensor:
+    return table_of_fours(torch.arange(16, dtype=torch.float32, device=device), 4)
 
 
 def _int4_rotation(x: Tensor, inverse: bool = False) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvtune.kernels.lloyd_max import SMALLEST_SPHERE_DIM, lloyd_max, nearest
-from kvtune.kernels.packing import pack_bits, unpack_bits, unpack_fours
+from kvtune.kernels.packing import look_up, pack_bits, table_of_fours, unpack_bits
 from kvtune.kernels.rotation import Rotation
 
 Mode = Literal["mse", "prod"]
@@ -102,9 +102,7 @@ class VectorQuantizer:
         bits, d = self._level_bits, self.rotation.dim
         if bits > 4 or d % 8:
             return self._levels(packed.device)[unpack_bits(packed, bits, d).long()]
-        fours = unpack_fours(packed, bits, d)
-        table = _levels_of_fours(bits, d, packed.device)
-        return table.index_select(0, fours.flatten()).view(*fours.shape[:-1], d)
+        return look_up(packed, bits, d, _levels_of_fours(bits, d, packed.device))
 
     def _residual(self, stored: Mapping[str, Tensor]) -> Tensor:
         """What `prod` adds to the unit vector, (..., d) float32."""
@@ -125,11 +123,7 @@ def _level_tensor(bits: int, dim: int, device: torch.device) -> Tensor:
 
 @lru_cache
 def _levels_of_fours(bits: int, dim: int, device: torch.device) -> Tensor:
-    """The four levels of each number of `unpack_fours`, (2^(4 bits), 4)."""
-    levels = _level_tensor(bits, dim, device)
-    numbers = torch.arange(1 << 4 * bits, device=device)
-    shifts = torch.arange(0, 4 * bits, bits, device=device)
-    return levels[(numbers[:, None] >> shifts) & ((1 << bits) - 1)]
+    return table_of_fours(_level_tensor(bits, dim, device), bits)
 
 
 def _sketch_gain(dim: int) -> float:

@@ -1,18 +1,15 @@
 """Runs vLLM in this process with what the plugin is asked for, and tells what it answers.
 
-`store_engine.py MODEL`: reads one JSON object a line, {"asked": ..., "calls": ..., "engine": ...},
-and answers with one each. vLLM is imported once; each line gets a fork of its own.
+`store_engine.py MODEL`: reads one JSON object a line, {"asked": ..., "calls": ..., "engine": ...,
+"tokens": ...}, and answers with one each. vLLM is imported once; each line gets a fork of its own.
 
 `calls` are lists of prompts, as text or token ids, each answered together. `engine` are arguments
-of `LLM` beside those here.
+of `LLM` beside those here. An answer has so many `tokens`.
 """
 
 import json
 import os
 import sys
-import time
-
-TOKENS = 16
 
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that counters are those of this process
@@ -22,10 +19,18 @@ os.environ |= {
 }
 
 
-def answers(model, asked, calls, engine):
+def answers(model, asked, calls, engine, tokens):
     """What vLLM answers, greedily, and what it holds."""
     from vllm import LLM, SamplingParams
+    from vllm.v1.core.sched.scheduler import Scheduler
 
+    preempted, preempt = [], Scheduler._preempt_request
+
+    def watched(self, request, *rest, **named):
+        preempted.append(request.request_id)
+        return preempt(self, request, *rest, **named)
+
+    Scheduler._preempt_request = watched
     llm = LLM(
         model,
         additional_config={"kvtune": asked} if asked else {},
@@ -41,22 +46,27 @@ def answers(model, asked, calls, engine):
             **engine,
         },
     )
-    greedy = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    ids, cached, texts, seconds, computed = [], [], [], [], 0
+    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=2)
+    ids, best, cached, texts, computed = [], [], [], [], 0
     for prompts in calls:
-        began = time.perf_counter()
         done = llm.generate(
             [p if isinstance(p, str) else {"prompt_token_ids": p} for p in prompts],
             greedy,
             use_tqdm=False,
         )
-        seconds.append(time.perf_counter() - began)
         ids.append([list(request.outputs[0].token_ids) for request in done])
+        # Of each token of an answer, the best two: [[id, log probability], ...].
+        best.append(
+            [
+                [[[i, lp.logprob] for i, lp in each.items()] for each in one.outputs[0].logprobs]
+                for one in done
+            ]
+        )
         texts.append([request.outputs[0].text for request in done])
         cached.append([request.num_cached_tokens for request in done])
         # The last token of an answer is not computed any more.
         computed += sum(
-            len(request.prompt_token_ids) - request.num_cached_tokens + TOKENS - 1
+            len(request.prompt_token_ids) - request.num_cached_tokens + tokens - 1
             for request in done
         )
     from kvtune.engines.vllm.plugin.counters import counters
@@ -69,8 +79,9 @@ def answers(model, asked, calls, engine):
         "ids": ids,
         "cached": cached,
         "texts": texts,
-        "seconds": seconds,
+        "best": best,
         "computed_tokens": computed,
+        "preemptions": len(preempted),
         "blocks": cache.num_gpu_blocks,
         "size_tokens": cache.kv_cache_size_tokens,
         "free_blocks": pool.get_num_free_blocks(),

@@ -60,10 +60,9 @@ def run(model):
         [sys.executable, ENGINE, model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
 
-        def run(asked=None, **engine):
-            calls = engine.pop("calls")
-            process.stdin.write(json.dumps({"asked": asked, "calls": calls, "engine": engine}))
-            process.stdin.write("\n")
+        def run(asked=None, *, calls, tokens=16, **engine):
+            told = {"asked": asked, "calls": calls, "tokens": tokens, "engine": engine}
+            process.stdin.write(json.dumps(told) + "\n")
             process.stdin.flush()
             told = json.loads(process.stdout.readline())
             assert "failed" not in told, "vLLM ended; its log is above"
@@ -71,6 +70,27 @@ def run(model):
 
         yield run
         process.stdin.close()
+
+
+def same_but_for_ties(ours, theirs, tie):
+    """Whether answers are the same up to a token whose best two were within `tie` of each other.
+
+    In log probability; after such a token the texts are different ones. Returns how many tokens
+    were compared.
+    """
+    compared = 0
+    for call, other_call in zip(ours["best"], theirs["best"], strict=True):
+        for answer, other in zip(call, other_call, strict=True):
+            for mine, other_best in zip(answer, other, strict=True):
+                compared += 1
+                (token, score), (_, second) = sorted(mine, key=lambda each: -each[1])[:2]
+                (other_token, other_score), *_ = sorted(other_best, key=lambda each: -each[1])
+                if token != other_token:
+                    assert score - second < tie
+                    assert other_token in [number for number, _ in mine]
+                    break
+                assert score == pytest.approx(other_score, abs=tie)
+    return compared
 
 
 def test_int8_answers_as_stock_vllm_does(run):
@@ -100,6 +120,30 @@ def test_pages_are_as_small_as_the_format_and_a_hit_answers_as_a_miss(run, name)
     assert told["kv_bytes_read"] > told["kv_bytes_stored"]
 
 
+@pytest.mark.parametrize("name", ["turboquant-4", "kivi-4"])
+def test_four_bits_find_a_needle_in_a_long_prompt(run, name):
+    asked, _ = FORMATS[name]
+    told = run(asked, calls=[[question(45)]], tokens=6)
+    assert told["computed_tokens"] > 1400
+    assert told["texts"][0][0].strip().startswith("7194")
+
+
+@pytest.mark.parametrize("name", ["int8", "kivi-4"])
+def test_requests_that_are_preempted_answer_as_if_there_were_room(run, name):
+    """Two that grow to 6 and 7 pages in a pool of 11, besides the null page, and in one of many."""
+    asked, cell_bytes = FORMATS[name]
+    calls = [[story(8, 3), story(9, 4)]]
+    limits = {"tokens": 72, "max_model_len": 320, "max_num_batched_tokens": 128}
+    roomy = run(asked, calls=calls, **limits)
+    page_bytes = LAYERS * HEADS * PAGE * cell_bytes
+    crowded = run(asked, calls=calls, kv_cache_memory_bytes=12 * page_bytes, **limits)
+    assert crowded["blocks"] == 12
+    assert crowded["free_blocks"] == 11
+    # What is computed anew comes in other batches, whose sums are rounded otherwise.
+    assert same_but_for_ties(crowded, roomy, tie=0.01) > 72
+    assert crowded["preemptions"] > roomy["preemptions"] == 0
+
+
 @pytest.mark.parametrize(
     "others",
     [
@@ -111,5 +155,5 @@ def test_pages_are_as_small_as_the_format_and_a_hit_answers_as_a_miss(run, name)
 def test_other_policies_do_with_int8_pages_what_they_do_with_stock_ones(run, others):
     calls = [[story(20, 3), story(1, 5)]]
     over_stock, ours = run(others, calls=calls), run(others | INT8, calls=calls)
-    assert ours["ids"] == over_stock["ids"]
+    assert same_but_for_ties(ours, over_stock, tie=0.2) > 16
     assert ours["pages_read"] == over_stock["pages_read"] < ours["pages_seen"]

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from kvtune.kernels.packing import (  # noqa: E402
+    look_up,
     pack_bits,
     packed_bytes,
+    table_of_fours,
     unpack_bits,
     unpack_fours,
 )
@@ -104,3 +106,12 @@ def test_fours_are_four_codes_in_one_number(bits, eights, seed):
 def test_fours_need_few_bits_and_whole_bytes(bits, n, nbytes):
     with pytest.raises(ValueError, match="multiple of 8"):
         unpack_fours(torch.zeros(nbytes, dtype=torch.uint8), bits, n)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_levels_are_looked_up_by_code(bits):
+    random = np.random.default_rng(bits)
+    codes = torch.from_numpy(random.integers(0, 2**bits, size=(3, 5, 24), dtype=np.uint8))
+    levels = torch.randn(2**bits, generator=torch.Generator().manual_seed(0))
+    found = look_up(pack_bits(codes, bits), bits, 24, table_of_fours(levels, bits))
+    assert torch.equal(found, levels[codes.long()])

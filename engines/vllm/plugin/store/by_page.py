@@ -2,10 +2,10 @@
 
 A page is quantized once it is full. Until then it is in full precision, beside the cache. What a
 token sees is decided by its place alone: its own page in full precision, up to itself, and the
-pages before as they are quantized. So rows are split by pages, and neither chunks of a prefill, nor
-preemption, nor a hit in the prefix cache change what a token computes; only full pages are ever
-published. KIVI's residual is thus what is open, 1 to a page of tokens, of keys and of values; the
-paper keeps the values of the last R tokens, and lets a prompt see itself in full precision.
+pages before as they are quantized. So neither chunks of a prefill, nor preemption, nor a hit in the
+prefix cache change what a token computes; only full pages are ever published. KIVI's residual is
+thus what is open, 1 to a page of tokens, of keys and of values; the paper keeps the values of the
+last R tokens, and lets a prompt see itself in full precision.
 
 Open pages take memory beside the pool: at most one for each of --max-num-seqs requests, and those
 of a step.
@@ -20,10 +20,16 @@ import torch
 from torch import Tensor
 
 from kvtune.engines.vllm.plugin.counters import counters
-from kvtune.engines.vllm.plugin.store import in_full
+from kvtune.engines.vllm.plugin.store import layers
+from kvtune.engines.vllm.plugin.store.attend import (
+    Rows,
+    attend,
+    pages_together,
+    read_pages,
+    rows_together,
+)
 from kvtune.engines.vllm.plugin.store.grouped import GroupedPages, grouped_pages
 from kvtune.engines.vllm.plugin.store.open_pages import Moves, OpenPages
-from kvtune.engines.vllm.plugin.store.pages import read_pages, rows_by_page
 from kvtune.policies.plugin_config import StoreConfig
 
 
@@ -31,17 +37,18 @@ from kvtune.policies.plugin_config import StoreConfig
 class Step:
     """What a step's metadata says to layers, as `store_step`.
 
-    `moves`: of open pages. `row_of_token` [tokens]: the row of each, which writes to one page.
-    `closed` [rows]: pages before that.
+    `moves`: of open pages, whose slots are those of all rows in order. `slot_of_token` [tokens].
+    `slots` of each row: where the pages are that it writes to. `first_page` [rows]: the first.
     """
 
     moves: Moves
-    row_of_token: Tensor
-    closed: Tensor
+    slot_of_token: Tensor
+    slots: list[list[int]]
+    first_page: Tensor
 
 
 def builder_class(stock: type) -> type:
-    """`stock`, an `AttentionMetadataBuilder`, with rows of one written page each."""
+    """`stock`, an `AttentionMetadataBuilder`, that keeps book of open pages."""
 
     class Builder(stock):  # type: ignore[misc]
         def __init__(
@@ -51,46 +58,67 @@ def builder_class(stock: type) -> type:
             self.open_pages = OpenPages(vllm_config.scheduler_config.max_num_seqs)
 
         def build(self, common_prefix_len: int, common: Any, fast_build: bool = False) -> Any:
-            size = self.kv_cache_spec.block_size
-            source, starts, lengths = rows_by_page(
-                common.query_start_loc_cpu, in_full.lengths_on_host(common), size
+            metadata = super().build(common_prefix_len, common, fast_build)
+            metadata.store_step = step_of(
+                self.open_pages,
+                common.query_start_loc_cpu,
+                common.seq_lens,
+                common.block_table_tensor,
+                self.kv_cache_spec.block_size,
             )
-            table = common.block_table_tensor[source]
-            queries = starts.diff()
-            closed = (lengths - 1) // size
-            moves = self.open_pages.step(
-                table[torch.arange(len(source)), closed].tolist(),
-                ((lengths - queries) % size == 0).tolist(),
-                (lengths % size == 0).tolist(),
-            )
-            starts = starts.to(common.query_start_loc_cpu.dtype)
-            rows = common.replace(
-                num_reqs=len(source),
-                query_start_loc=starts,
-                query_start_loc_cpu=starts,
-                max_query_len=int(queries.max()),
-                seq_lens=lengths.to(common.seq_lens.dtype),
-                seq_lens_cpu_upper_bound=lengths.to(common.seq_lens.dtype),
-                max_seq_len=int(lengths.max()),
-                block_table_tensor=table,
-                is_prefilling=None,
-                req_idx=None,
-                _num_computed_tokens_cache=None,
-                _token_to_req_indices_cache=None,
-            )
-            metadata = super().build(0, rows, fast_build)
-            metadata.store_step = Step(moves, torch.repeat_interleave(queries), closed)
             return metadata
 
     return Builder
 
 
+def step_of(
+    open_pages: OpenPages,
+    query_starts: Tensor,
+    lengths: Tensor,
+    block_table: Tensor,
+    page_tokens: int,
+) -> Step:
+    """Plan which pages a step writes to.
+
+    Args:
+        open_pages: the book.
+        query_starts: where the queries of each row begin in the step, [rows + 1].
+        lengths: tokens of each row with its queries, which are written, [rows].
+        block_table: page numbers, [rows, pages].
+        page_tokens: tokens of a page.
+    """
+    ends = lengths.long()
+    computed = ends - query_starts.long().diff()
+    first = computed // page_tokens
+    end = torch.where(computed < ends, -(-ends // page_tokens), first)
+    counts = (end - first).tolist()
+    pages, begins, full = [], [], []
+    for row, (start, stop) in enumerate(zip(computed.tolist(), ends.tolist(), strict=True)):
+        for page in range(int(first[row]), int(end[row])):
+            pages.append(int(block_table[row, page]))
+            begins.append(start <= page * page_tokens)
+            full.append(stop >= (page + 1) * page_tokens)
+    moves = open_pages.step(pages, begins, full)
+    rows = torch.repeat_interleave(ends - computed)
+    place = torch.arange(len(rows)) - (query_starts[:-1] - query_starts[0]).long()[rows]
+    offsets = torch.tensor([0, *counts]).cumsum(0)
+    nth = (computed[rows] + place) // page_tokens - first[rows]
+    slots = torch.tensor(moves.slots)
+    return Step(
+        moves,
+        slots[offsets[rows] + nth],
+        [part.tolist() for part in slots.split(counts)],
+        first,
+    )
+
+
 def impl_class(stock: type, asked: StoreConfig) -> type:
     """`stock`, an `AttentionImpl`, over pages of the format that is `asked` for."""
 
-    class Impl(in_full.impl_class(stock)):  # type: ignore[misc]
+    class Impl(stock):  # type: ignore[misc]
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
+            layers.check(self)
             self.open = torch.empty(0)
 
         def do_kv_cache_update(self, *_: Any) -> None:
@@ -107,14 +135,53 @@ def impl_class(stock: type, asked: StoreConfig) -> type:
             output: Tensor,
             **scales: Any,
         ) -> Any:
-            if attn_metadata is not None:
-                step: Step = attn_metadata.store_step
-                tokens = len(step.row_of_token)
-                slots = attn_metadata.slot_mapping[:tokens]
-                self._write(step, key[:tokens], value[:tokens], slots, kv_cache)
-            return super().forward(
-                layer, query, key, value, kv_cache, attn_metadata, output, **scales
+            if attn_metadata is None:
+                return super().forward(layer, query, key, value, kv_cache, None, output, **scales)
+            step: Step = attn_metadata.store_step
+            tokens = len(step.slot_of_token)
+            slots = attn_metadata.slot_mapping[:tokens]
+            self._write(step, key[:tokens], value[:tokens], slots, kv_cache)
+            page_bytes = self.open[0].nbytes
+            for rows in rows_together(
+                attn_metadata.query_start_loc,
+                attn_metadata.seq_lens,
+                attn_metadata.block_table,
+                kv_cache.shape[2],
+                pages_together(page_bytes),
+            ):
+                self._attend(query, kv_cache, step, rows, output)
+            return output
+
+        def _attend(
+            self, query: Tensor, kv_cache: Tensor, step: Step, rows: Rows, output: Tensor
+        ) -> None:
+            """To the pages before the last as they are quantized, and to the written ones in full.
+
+            A token sees of the first those before its own page, and of the others its own page.
+            """
+            size = kv_cache.shape[2]
+            stored = self._format(kv_cache)
+            # Of shorter rows the last page is among these; nothing was quantized there yet.
+            last = rows.places[:, -1:] // size
+            table = torch.where(torch.arange(rows.table.shape[1]) < last, rows.table, 0)[:, :-1]
+            quantized = read_pages(kv_cache, table, lambda pages: stored.decode(pages, query.dtype))
+            written = self.open[torch.tensor([step.slots[row] for row in rows.numbers])]
+            in_full = written.transpose(1, 2).flatten(2, 3).chunk(2, dim=-1)
+            keys, values = (
+                torch.cat(parts, dim=2) for parts in zip(quantized, in_full, strict=True)
             )
+            before = torch.arange(quantized[0].shape[2])
+            first = step.first_page[rows.numbers] * size
+            at = (first[:, None] + torch.arange(in_full[0].shape[2]))[:, None]
+
+            def sees(places: Tensor) -> Tensor:
+                token = places[..., None]
+                own = token // size * size
+                return torch.cat([before < own, (at >= own) & (at <= token)], dim=-1)
+
+            attend(query, keys, values, rows, sees, self.scale, output)
+            read = kv_cache[0].nbytes * table.numel() + written.nbytes
+            counters().add("kv_bytes_read", read)
 
         def _write(
             self, step: Step, key: Tensor, value: Tensor, slots: Tensor, kv_cache: Tensor
@@ -126,10 +193,10 @@ def impl_class(stock: type, asked: StoreConfig) -> type:
                 self.open[moves.fresh] = 0
             if moves.again:
                 at, pages = (list(each) for each in zip(*moves.again, strict=True))
-                both = self._format(kv_cache).decode(_by_head(kv_cache[pages]), key.dtype)
+                both = self._format(kv_cache).decode(kv_cache[pages].flatten(0, 1), key.dtype)
                 self.open[at] = torch.cat(both, dim=-1).view_as(self.open[at])
-            slot_of_token = torch.tensor(moves.slots)[step.row_of_token]
-            self.open[slot_of_token, :, slots % kv_cache.shape[2]] = torch.cat((key, value), dim=-1)
+            offsets = slots % kv_cache.shape[2]
+            self.open[step.slot_of_token, :, offsets] = torch.cat((key, value), dim=-1)
             self._close(moves.full, kv_cache)
 
         def _grow(self, count: int, key: Tensor, kv_cache: Tensor) -> None:
@@ -149,47 +216,12 @@ def impl_class(stock: type, asked: StoreConfig) -> type:
             if not moves:
                 return
             at, pages = (list(each) for each in zip(*moves, strict=True))
-            keys, values = _by_head(self.open[at]).split(self.head_size, dim=-1)
+            keys, values = self.open[at].flatten(0, 1).chunk(2, dim=-1)
             encoded = self._format(kv_cache).encode(keys, values)
             kv_cache[pages] = encoded.view(len(pages), *kv_cache.shape[1:])
             counters().add("kv_bytes_stored", encoded.nbytes)
-
-        def in_full(
-            self, layer: Any, kv_cache: Tensor, metadata: Any, rows: slice, query: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            step: Step = metadata.store_step
-            closed = step.closed[rows]
-            page_tokens = kv_cache.shape[2]
-            pages, numbered = read_pages(
-                metadata.block_table[rows], closed * page_tokens, page_tokens
-            )
-            slots = torch.tensor(step.moves.slots[rows])
-            full = self.room(kv_cache, len(pages) + len(slots), query)
-            stored = self._format(kv_cache)
-            self.fill(
-                layer,
-                full[: len(pages)],
-                pages,
-                lambda chunk: stored.decode(_by_head(kv_cache[chunk]), query.dtype),
-            )
-            self.fill(layer, full[len(pages) :], slots, self._opened)
-            table = torch.nn.functional.pad(numbered, (0, 1))
-            own = torch.arange(len(closed))
-            table[own, closed] = (len(pages) + own).to(table.dtype)
-            read = kv_cache[0].nbytes * len(pages) + self.open[0].nbytes * len(slots)
-            counters().add("kv_bytes_read", read)
-            return full, table
-
-        def _opened(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-            keys, values = _by_head(self.open[slots]).split(self.head_size, dim=-1)
-            return keys, values
 
         def _format(self, kv_cache: Tensor) -> GroupedPages:
             return grouped_pages(asked, self.head_size, kv_cache.shape[2])
 
     return Impl
-
-
-def _by_head(pages: Tensor) -> Tensor:
-    """[pages, heads, n, ...] as [pages x heads, n, ...]."""
-    return pages.flatten(0, 1)

@@ -9,19 +9,29 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kvtune.engines.vllm.plugin.counters import counters
-from kvtune.engines.vllm.plugin.store import in_full
+from kvtune.engines.vllm.plugin.store import layers
+from kvtune.engines.vllm.plugin.store.attend import (
+    attend,
+    pages_together,
+    read_pages,
+    rows_together,
+)
 from kvtune.engines.vllm.plugin.store.cells import cells_of
-from kvtune.engines.vllm.plugin.store.pages import read_pages
 from kvtune.policies.plugin_config import StoreConfig
 
 
 def impl_class(stock: type, asked: StoreConfig) -> type:
     """`stock`, an `AttentionImpl`, over cells of the format that is `asked` for."""
 
-    class Impl(in_full.impl_class(stock)):  # type: ignore[misc]
+    class Impl(stock):  # type: ignore[misc]
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            layers.check(self)
+
         def do_kv_cache_update(
             self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
         ) -> None:
@@ -45,29 +55,32 @@ def impl_class(stock: type, asked: StoreConfig) -> type:
             output: Tensor,
             **scales: Any,
         ) -> Any:
-            everything = (key, value, kv_cache, attn_metadata, output)
             if attn_metadata is None:
-                return super().forward(layer, query, *everything, **scales)
+                return super().forward(layer, query, key, value, kv_cache, None, output, **scales)
             cells = cells_of(asked, self.head_size, query.dtype)
-            super().forward(layer, cells.queries(query), *everything, **scales)
-            return output.copy_(cells.outputs(output))
-
-        def in_full(
-            self, layer: Any, kv_cache: Tensor, metadata: Any, rows: slice, query: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            _, _, page_tokens, cell_bytes = kv_cache.shape
-            pages, table = read_pages(
-                metadata.block_table[rows], metadata.seq_lens[rows], page_tokens
-            )
-            full = self.room(kv_cache, len(pages), query)
-            cells = cells_of(asked, self.head_size, query.dtype)
-            self.fill(
-                layer,
-                full,
-                pages,
-                lambda chunk: cells.decode(kv_cache[chunk].view(-1, page_tokens, cell_bytes)),
-            )
-            counters().add("kv_bytes_read", len(pages) * kv_cache[0].nbytes)
-            return full, table
+            turned = cells.queries(query)
+            attended = torch.empty_like(output)
+            _, heads, page_tokens, _ = kv_cache.shape
+            vectors = 2 * heads * page_tokens
+            for rows in rows_together(
+                attn_metadata.query_start_loc,
+                attn_metadata.seq_lens,
+                attn_metadata.block_table,
+                page_tokens,
+                pages_together(vectors * self.head_size * query.element_size()),
+            ):
+                keys, values = read_pages(kv_cache, rows.table, cells.decode)
+                at = torch.arange(keys.shape[2])
+                attend(
+                    turned,
+                    keys,
+                    values,
+                    rows,
+                    lambda places, at=at: at <= places[..., None],
+                    self.scale,
+                    attended,
+                )
+                counters().add("kv_bytes_read", rows.table.numel() * kv_cache[0].nbytes)
+            return output.copy_(cells.outputs(attended))
 
     return Impl

@@ -55,7 +55,7 @@ class GroupedPages:
             held = {}
             for name, (kind, shape) in shapes.items():
                 end = start + math.prod(shape) * kind.itemsize
-                held[name] = rows[:, start:end].contiguous().view(kind).view(-1, *shape)
+                held[name] = rows[:, start:end].contiguous().view(kind).view(len(rows), *shape)
                 start = end
             decoded.append(part.decode(held, self.width, dtype))
         return decoded[0], decoded[1]

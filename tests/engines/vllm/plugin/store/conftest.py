@@ -21,21 +21,8 @@ class Common:
     query_start_loc: torch.Tensor
     query_start_loc_cpu: torch.Tensor
     seq_lens: torch.Tensor
-    seq_lens_cpu_upper_bound: torch.Tensor
     block_table_tensor: torch.Tensor
     slot_mapping: torch.Tensor
-    num_reqs: int
-    num_actual_tokens: int
-    max_query_len: int
-    max_seq_len: int
-    is_prefilling: None = None
-    req_idx: None = None
-    positions: None = None
-    _num_computed_tokens_cache: None = None
-    _token_to_req_indices_cache: None = None
-
-    def replace(self, **changes):
-        return dataclasses.replace(self, **changes)
 
 
 class StockBuilder:
@@ -43,11 +30,8 @@ class StockBuilder:
         self.kv_cache_spec, self.vllm_config = kv_cache_spec, vllm_config
 
     def build(self, prefix, common, fast_build=False):
-        assert len(common.seq_lens) == common.num_reqs == len(common.block_table_tensor)
-        assert int(common.query_start_loc[-1]) == common.num_actual_tokens
-        assert int(common.seq_lens.max()) == common.max_seq_len
         return SimpleNamespace(
-            starts=common.query_start_loc,
+            query_start_loc=common.query_start_loc,
             seq_lens=common.seq_lens,
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
@@ -55,27 +39,17 @@ class StockBuilder:
 
 
 class Stock:
-    """Attention over pages in full precision, row by row."""
+    """What a layer is told of itself; it attends to nothing."""
 
     def __init__(self, **named):
-        self.head_size, self.attn_type, self.kv_sharing_target_layer_name = WIDTH, "decoder", None
-        self.pages_at_once = []
+        self.head_size, self.scale, self.attn_type = WIDTH, 0.125, "decoder"
+        self.kv_sharing_target_layer_name = self.alibi_slopes = self.sinks = None
+        self.logits_soft_cap = 0
         for name, value in named.items():
             setattr(self, name, value)
 
-    def do_kv_cache_update(self, layer, key, value, cache, slots):
-        for token, slot in enumerate(slots.tolist()):
-            cache[slot // PAGE, :, slot % PAGE] = torch.cat((key[token], value[token]), dim=-1)
-
-    def forward(self, layer, query, key, value, cache, metadata, output, output_scale=None):
-        if metadata is None:
-            return output
-        self.pages_at_once.append(len(cache))
-        for row, length in enumerate(metadata.seq_lens.tolist()):
-            first, end = metadata.starts[row : row + 2].tolist()
-            held = metadata.block_table[row, : -(-length // PAGE)].long()
-            kv = cache[held].transpose(0, 1).flatten(1, 2)[:, :length]
-            output[first:end] = attend(query[first:end], *kv.chunk(2, dim=-1))
+    def forward(self, layer, query, key, value, cache, metadata, output):
+        assert metadata is None
         return output
 
 
@@ -144,13 +118,8 @@ class Engine:
             query_start_loc=starts,
             query_start_loc_cpu=starts,
             seq_lens=lengths,
-            seq_lens_cpu_upper_bound=lengths,
             block_table_tensor=table,
             slot_mapping=torch.tensor(slots),
-            num_reqs=len(more),
-            num_actual_tokens=count,
-            max_query_len=max(more.values()),
-            max_seq_len=int(lengths.max()),
         )
         metadata = self.builder.build(0, common)
         self.impl.do_kv_cache_update(None, key, value, self.cache, common.slot_mapping)

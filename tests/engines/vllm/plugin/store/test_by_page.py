@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvtune.engines.vllm.plugin.store import in_full
+from kvtune.engines.vllm.plugin.store import attend
 from kvtune.engines.vllm.plugin.store.grouped import GroupedPages
 from kvtune.policies.plugin_config import StoreConfig
 
@@ -96,14 +96,20 @@ def test_a_request_whose_open_page_was_crowded_out_goes_on_from_its_codes(engine
     assert torch.allclose(output, attention(query, *served.written("a")), atol=0.05)
 
 
-def test_rows_that_need_too_much_room_are_attended_in_parts(engine, monkeypatch):
-    whole, parted = engine(TWO_BITS), engine(TWO_BITS)
-    expected = [whole.step(**more) for more in STEPS]
-    monkeypatch.setattr(in_full, "SCRATCH_BYTES", 2 * PAGE * HEADS * 2 * WIDTH * 4)
+def test_rows_that_are_too_much_at_once_are_attended_one_by_one(engine, monkeypatch):
+    together, apart = engine(TWO_BITS), engine(TWO_BITS)
+    expected = [together.step(**more) for more in STEPS]
+    monkeypatch.setattr(attend, "TOGETHER_BYTES", 1)
+    monkeypatch.setattr(attend, "BLOCK_QUERIES", 7)
     for more, before in zip(STEPS, expected, strict=True):
-        after = parted.step(**more)
+        after = apart.step(**more)
         assert all(torch.allclose(after[name][1], before[name][1], atol=1e-6) for name in more)
-    assert len(parted.impl.pages_at_once) > len(whole.impl.pages_at_once) == len(STEPS)
+
+
+def test_a_warm_up_reads_and_opens_no_pages(engine):
+    output, served = torch.ones(2, 3), engine(KIVI)
+    assert served.impl.forward(None, None, None, None, None, None, output) is output
+    assert not len(served.impl.open)
 
 
 def test_bytes_are_counted_when_pages_are_quantized_and_read(engine, figures):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvtune.engines.vllm.plugin.store import in_full
+from kvtune.engines.vllm.plugin.store import attend
 from kvtune.engines.vllm.plugin.store.cells import cells_of
 from kvtune.policies.plugin_config import StoreConfig
 
@@ -49,17 +49,20 @@ def test_bytes_that_are_written_and_read_are_counted(engine, figures):
     assert figures.get("kv_bytes_read") == 3 * PAGE * HEADS * cell
 
 
-def test_rows_that_need_too_much_room_are_attended_in_parts(engine, monkeypatch):
-    whole, parted = engine(INT8), engine(INT8)
-    steps = ({"a": 70, "b": 2, "c": 40}, {"a": 1, "b": 1, "c": 1, "d": 3}, {"b": 1, "d": 240})
-    expected = [whole.step(**more) for more in steps]
-    monkeypatch.setattr(in_full, "SCRATCH_BYTES", 3 * PAGE * HEADS * 2 * WIDTH * 4)
+def test_rows_that_are_too_much_at_once_are_attended_one_by_one(engine, monkeypatch):
+    together, apart = engine(INT8), engine(INT8)
+    steps = ({"a": 70, "b": 2, "c": 300}, {"a": 1, "b": 1, "c": 1, "d": 3}, {"b": 1, "d": 40})
+    expected = [together.step(**more) for more in steps]
+    monkeypatch.setattr(attend, "TOGETHER_BYTES", 1)
+    monkeypatch.setattr(attend, "BLOCK_QUERIES", 7)
     for more, before in zip(steps, expected, strict=True):
-        after = parted.step(**more)
-        assert all(torch.equal(after[name][1], before[name][1]) for name in more)
-    # Pages: a 3, b 1, c 2; then d 1; then d 8, more than there is room for.
-    assert whole.impl.pages_at_once == [6, 7, 9]
-    assert parted.impl.pages_at_once == [3, 3, 3, 3, 1, 1, 8]
+        after = apart.step(**more)
+        assert all(torch.allclose(after[name][1], before[name][1], atol=1e-6) for name in more)
+
+
+def test_a_warm_up_reads_no_pages(engine):
+    output = torch.ones(2, 3)
+    assert engine(INT8).impl.forward(None, None, None, None, None, None, output) is output
 
 
 def test_heads_that_are_shown_as_requests_of_their_own_get_the_same(engine):
@@ -76,7 +79,7 @@ def test_heads_that_are_shown_as_requests_of_their_own_get_the_same(engine):
         for head in range(HEADS)
     ]
     metadata = SimpleNamespace(
-        starts=torch.arange(5),
+        query_start_loc=torch.arange(5),
         seq_lens=torch.tensor([71, 71, 41, 41]),
         block_table=torch.stack(tables).int(),
     )
