@@ -57,7 +57,10 @@ def builder_class(stock: type) -> type:
             super().__init__(kv_cache_spec, layer_names, vllm_config, device)
             self.open_pages = OpenPages(vllm_config.scheduler_config.max_num_seqs)
 
-        def build(self, common_prefix_len: int, common: Any, fast_build: bool = False) -> Any:
+        def build(
+            self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+        ) -> Any:
+            common = common_attn_metadata
             metadata = super().build(common_prefix_len, common, fast_build)
             metadata.store_step = step_of(
                 self.open_pages,
