@@ -155,6 +155,13 @@ _RULES: tuple[tuple[Callable[[Facts, PluginConfig], bool], str, str], ...] = (
         "leave --kv-cache-dtype or store out",
     ),
     (
+        lambda facts, asked: (
+            asked.quest is not None and asked.quest.per_kv_head and facts.platform != "cpu"
+        ),
+        "pages of one KV head can be told apart in the CPU layout of the cache only",
+        "leave quest.per_kv_head out",
+    ),
+    (
         lambda _, asked: (
             asked.store is not None and asked.store.is_grouped and asked.quest is not None
         ),

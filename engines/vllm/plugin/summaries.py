@@ -37,14 +37,17 @@ def writes_of(slots: Tensor, page_tokens: int) -> Writes:
         slots: where each token goes, page * page_tokens + offset, [tokens]; negative is padding.
         page_tokens: tokens per page.
     """
-    tokens = (slots >= 0).nonzero().flatten()
-    places = slots[tokens]
-    pages, page, counts = (places // page_tokens).unique(return_inverse=True, return_counts=True)
-    most = int(counts.max()) if len(tokens) else 0
-    first = counts.cumsum(0) - counts
-    within = torch.arange(most, device=slots.device).minimum(counts[:, None] - 1)
-    members = tokens[page.argsort(stable=True)[first[:, None] + within]]
-    return Writes(pages, members, born=page[places % page_tokens == 0])
+    places, tokens = slots.sort()
+    padding = int((slots < 0).sum())
+    places, tokens = places[padding:], tokens[padding:]
+    page = places // page_tokens
+    starts = (page.diff(prepend=page.new_full((1,), -1)) != 0).nonzero().flatten()
+    ends = torch.cat((starts, starts.new_tensor([len(tokens)])))[1:]
+    most = int((ends - starts).max()) if len(tokens) else 0
+    within = starts[:, None] + torch.arange(most, device=slots.device)
+    members = tokens[within.minimum(ends[:, None] - 1)]
+    born = (places[starts] % page_tokens == 0).nonzero().flatten()
+    return Writes(page[starts], members, born)
 
 
 class Summaries:
@@ -65,7 +68,7 @@ class Summaries:
         if not len(writes.pages):
             return
         written = keys[writes.members]
-        new = torch.cat((written.amax(dim=1), -written.amin(dim=1)), dim=-1).transpose(0, 1)
+        new = torch.cat((written, -written), dim=-1).amax(dim=1).transpose(0, 1)
         old = self.bounds.index_select(1, writes.pages)
         if len(writes.born):
             old.index_fill_(1, writes.born, float("-inf"))

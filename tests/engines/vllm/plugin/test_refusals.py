@@ -69,6 +69,15 @@ def test_where_page_eviction_would_go_wrong_it_is_refused(changed, why):
     assert refusal.fix
 
 
+def test_kv_heads_choose_apart_on_cpus_only():
+    asked = PluginConfig(quest=QuestConfig(pages=8, per_kv_head=True))
+    assert refusals(PLAIN, asked) == []
+    (refusal,) = refusals(replace(PLAIN, platform="cuda"), asked)
+    assert "one KV head" in refusal.why
+    together = PluginConfig(quest=QuestConfig(pages=8))
+    assert refusals(replace(PLAIN, platform="cuda"), together) == []
+
+
 TIERS = TiersConfig(host_bytes=1 << 30, disk_bytes=1 << 30, disk_path="/pages")
 
 
