@@ -1,0 +1,125 @@
+"""Runs vLLM in this process with the plugin as asked, and tells what it answers and what it held.
+
+`streaming_engine.py MODEL`: reads one JSON object a line and answers with one each. vLLM is
+imported once; each line gets a fork of its own. A line is one of
+
+- {"asked": {...} or null, "arguments": {...}, "calls": [[prompt, ...], ...], "forget": bool}:
+  `calls` are lists of prompts, each answered together, greedily. In place of a prompt, null goes on
+  with the first one of the call before. To `forget` is to empty the prefix cache after each call.
+- {"mask": {"sinks", "window", "page"}, "prompt": text}: the model in plain PyTorch under a mask, in
+  which a token sees `sinks` pages, `window` pages before its own, and its own.
+"""
+
+import json
+import os
+import sys
+
+TOKENS = 20
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that pages can be counted
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def answers(model, asked, arguments, calls, forget=False):
+    """What vLLM answers, and what its pool of pages looks like in the end."""
+    from vllm import LLM, SamplingParams
+
+    from kvtune.engines.vllm.plugin.counters import counters
+
+    engine = LLM(
+        model,
+        dtype="float32",
+        enforce_eager=True,
+        additional_config={"kvtune": asked} if asked else {},
+        distributed_executor_backend="uni",
+        **{
+            "block_size": 32,
+            "max_model_len": 2048,
+            "max_num_batched_tokens": 256,
+            "max_num_seqs": 4,
+            "kv_cache_memory_bytes": 200 << 20,
+            **arguments,
+        },
+    )
+    ids, cached, done = [], [], []
+    greedy = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    for prompts in calls:
+        given = [
+            {"prompt_token_ids": conversation(done[0])} if prompt is None else prompt
+            for prompt in prompts
+        ]
+        done = engine.generate(given, greedy, use_tqdm=False)
+        ids.append([list(request.outputs[0].token_ids) for request in done])
+        cached.append([request.num_cached_tokens for request in done])
+        if forget:
+            assert engine.reset_prefix_cache()
+    scheduler = engine.llm_engine.engine_core.engine_core.scheduler
+    pool = scheduler.kv_cache_manager.block_pool
+    evicted = counters().get("evicted_tokens", cause="window")
+    return {
+        "ids": ids,
+        "cached": cached,
+        "prompt": list(done[0].prompt_token_ids),
+        "pool": pool.num_gpu_blocks - 1,
+        "free": pool.get_num_free_blocks(),
+        "evicted": evicted,
+    }
+
+
+def conversation(request):
+    """A prompt that goes on with what was asked and answered."""
+    prompt = list(request.prompt_token_ids)
+    return [*prompt, *request.outputs[0].token_ids, *prompt[:50]]
+
+
+def masked(model, mask, prompt):
+    """The ids that the model answers where the mask alone says what a token sees."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    ids = AutoTokenizer.from_pretrained(model)(prompt, return_tensors="pt").input_ids
+    network = AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    )
+    answer = []
+    with torch.inference_mode():
+        for _ in range(TOKENS):
+            place = torch.arange(ids.shape[1])
+            page = place // mask["page"]
+            seen = (page < mask["sinks"]) | (page >= page[:, None] - mask["window"])
+            seen &= place <= place[:, None]
+            hidden = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+            logits = network(ids, attention_mask=hidden[None, None], use_cache=False).logits
+            answer.append(int(logits[0, -1].argmax()))
+            ids = torch.cat([ids, torch.tensor([[answer[-1]]])], dim=1)
+    return {"ids": answer}
+
+
+def main():
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+    model = sys.argv[1]
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM logs to where answers go
+    for line in sys.stdin:
+        receive, send = os.pipe()
+        if (child := os.fork()) == 0:
+            with os.fdopen(send, "w") as pipe:
+                wanted = json.loads(line)
+                does = masked if "mask" in wanted else answers
+                json.dump(does(model, **wanted), pipe)
+            os._exit(0)
+        os.close(send)
+        with os.fdopen(receive) as pipe:
+            told = pipe.read()
+        os.waitpid(child, 0)
+        print(told or json.dumps({"failed": True}), file=answer, flush=True)
+
+
+if __name__ == "__main__":
+    main()
