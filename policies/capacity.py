@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from kvtune.policies.base import Context
 from kvtune.policies.model_shape import ModelShape
+from kvtune.policies.plugin_arguments import asked_by
 from kvtune.policies.settings import base_settings, read_count, settings_of
 from kvtune.types import EffectiveConfig
 
@@ -56,9 +57,9 @@ def kv_bytes_per_token(arguments: Mapping[str, JsonValue], ctx: Context) -> int 
 def kv_bytes_on_device(shape: ModelShape, arguments: Mapping[str, JsonValue]) -> int | None:
     """Return the bytes a token of a model takes on each device under engine arguments.
 
-    None where that is not known exactly.
+    None where that is not known exactly, as under a store of kvtune's plugin.
     """
-    if any(
+    if asked_by(arguments).store is not None or any(
         (read_count(arguments.get(name)) or 1) > 1
         for name in ("pipeline-parallel-size", "decode-context-parallel-size")
     ):

@@ -32,8 +32,13 @@ class PageSelection(Policy):
         fixed = super().supports(ctx)
         if not fixed.ok:
             return fixed
-        if asked_by(ctx.base_arguments).quest is not None:
+        asked = asked_by(ctx.base_arguments)
+        if asked.quest is not None:
             return Support.no("Quest is fixed by --engine-args")
+        if asked.store is not None and asked.store.is_grouped:
+            return Support.no(
+                f"Quest does not go with {asked.store.format}, fixed by --engine-args"
+            )
         reason = why_not_offered(ctx)
         return Support.no(reason) if reason else Support.yes()
 

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from kvtune.errors import BadInput
 from kvtune.policies.base import Context
+from kvtune.policies.kv_dtype import FP8
 from kvtune.policies.plugin_arguments import PREFIX
 from kvtune.policies.settings import STOCK_HASH_ALGO, Settings, settings_of
 from kvtune.types import Choice, PolicyStack
@@ -96,6 +97,18 @@ RULES = (
         "kvtune's plugin refuses layers whose KV is stored in another format",
         lambda now: now.skips_kv_layers and now.plugin.is_asked,
         ("kv_cache_dtype_skip_layers", "quest_budget_tokens", "streaming_window_tokens"),
+    ),
+    Rule(
+        "refused",
+        "kvtune's plugin refuses kv-cache-dtype beside a store, which is a format of its own",
+        lambda now: now.plugin.store is not None and now.kv_cache_dtype != "auto",
+        ("kv_cache_dtype",),
+    ),
+    Rule(
+        "refused",
+        "kvtune's plugin refuses page_eviction with 8-bit keys, which it cannot read back",
+        lambda now: now.plugin.page_eviction is not None and now.kv_cache_dtype in FP8,
+        ("kv_cache_dtype",),
     ),
     Rule(
         "dead",

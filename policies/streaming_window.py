@@ -33,8 +33,11 @@ class StreamingWindow(Policy):
         fixed = super().supports(ctx)
         if not fixed.ok:
             return fixed
-        if asked_by(ctx.base_arguments).streaming_llm is not None:
+        asked = asked_by(ctx.base_arguments)
+        if asked.streaming_llm is not None:
             return Support.no("StreamingLLM is fixed by --engine-args")
+        if asked.page_eviction is not None:
+            return Support.no("page_eviction is fixed by --engine-args and says which pages stay")
         reason = why_not_offered(ctx)
         return Support.no(reason) if reason else Support.yes()
 

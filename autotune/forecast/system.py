@@ -27,7 +27,7 @@ from kvtune.policies.kv_dtype import FP8
 from kvtune.policies.kv_memory import SHARE, SIZED_BY, STOCK_SHARE_RATIO
 from kvtune.policies.method import LayerShape
 from kvtune.policies.method_stack import parse_stack
-from kvtune.policies.plugin_arguments import OPTION, QUEST_TOKENS, WINDOW_TOKENS
+from kvtune.policies.plugin_arguments import OPTION, QUEST_TOKENS, WINDOW_TOKENS, asked_by
 from kvtune.policies.plugin_config import SECTION, plugin_config
 from kvtune.policies.settings import read_count, settings_of
 from kvtune.policies.stack import RULES
@@ -55,6 +55,9 @@ MODELLED = frozenset(
 )
 """The arguments whose effect the simulation knows; the time to hash a block counts as none. What a
 share of memory does is known on a GPU only."""
+
+PLUGIN_PARTS = frozenset({"schema_version", "quest", "streaming_llm", "store", "protect"})
+"""What the simulation knows of kvtune's plugin. The pool of a store is the one that is measured."""
 
 FORMATS: Mapping[str, str] = {
     "fp8": "vllm-fp8",
@@ -215,6 +218,8 @@ def not_modelled(arguments: Mapping[str, JsonValue], ctx: Context) -> str:
     if unknown := sorted(set(arguments) - modelled):
         return f"{', '.join(unknown)} is not part of the simulation"
     together = {**ctx.base_arguments, **arguments}
+    if more := asked_by(together).model_fields_set - PLUGIN_PARTS:
+        return f"{', '.join(sorted(more))} of kvtune's plugin is not part of the simulation"
     if _smaller(together, ctx) is None:
         return _not_accounted(together, ctx)
     if _has_other_share(together, ctx):

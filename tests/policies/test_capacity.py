@@ -180,3 +180,12 @@ def test_more_requests_are_resident_when_each_keeps_a_window():
     # 181 usable blocks, 12 for each.
     windowed = on_cpu(base_arguments={**base, WINDOW_TOKENS: 1024}, fingerprint=lengths)
     assert resident_requests(windowed) == 15
+
+
+def test_what_a_token_takes_in_a_store_of_the_plugin_is_not_guessed():
+    arguments = {"kv-cache-memory-bytes": "64M", "max-model-len": 8192}
+    stored = {**arguments, "additional-config": {"kvtune": {"store": {"format": "int8"}}}}
+    assert kv_bytes_per_token(arguments, on_cpu()) == 23_040
+    assert kv_bytes_per_token(stored, on_cpu()) is None
+    assert pool_of(stored, on_cpu()) is None
+    assert shortfall(stored, on_cpu()) is None

@@ -48,3 +48,9 @@ def test_short_contexts_are_read_whole_anyway():
     ctx = on_cpu(engine=WITH_PLUGIN, fingerprint=workload(input_p95=100.0, output_p50=20.0))
     assert "too short" in PageSelection().supports(ctx).reason
     assert PageSelection().knobs(ctx) == ()
+
+
+@pytest.mark.parametrize(("format_", "is_offered"), [("kivi", False), ("int8", True)])
+def test_it_goes_with_stores_whose_tokens_can_be_told_apart(format_, is_offered):
+    ctx = on(**{"additional-config": {"kvtune": {"store": {"format": format_}}}})
+    assert PageSelection().supports(ctx).ok is is_offered

@@ -132,3 +132,18 @@ def test_quest_has_nothing_to_choose_from_within_what_a_window_keeps(budget, is_
 def test_settings_of_the_plugin_are_told_by_their_short_names():
     stack = compose([choice("page_selection", {QUEST_TOKENS: 512}, Harm.LOSSY)])
     assert describe(stack) == "quest.budget_tokens 512"
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype", "is_refused"),
+    [
+        ({"store": {"format": "int8"}}, "fp8", True),
+        ({"store": {"format": "int8"}}, "auto", False),
+        ({"page_eviction": {"share": 0.5}}, "fp8_e5m2", True),
+        ({"page_eviction": {"share": 0.5}}, "auto", False),
+        ({"quest": {"pages": 8}}, "fp8", False),
+    ],
+)
+def test_formats_that_the_plugin_refuses_beside_what_the_user_asks_of_it(asked, dtype, is_refused):
+    reasons = broken({"additional-config": {"kvtune": asked}, "kv-cache-dtype": dtype})
+    assert any("kvtune's plugin refuses" in reason for reason in reasons) is is_refused

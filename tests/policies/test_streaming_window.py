@@ -52,3 +52,8 @@ def test_both_policies_of_the_plugin_go_into_one_stack():
     assert asked.quest.budget_tokens == 512
     assert asked.streaming_llm.window_tokens == 2048
     assert describe(stack) == "quest.budget_tokens 512, streaming_llm.window_tokens 2048"
+
+
+def test_one_policy_alone_says_which_pages_stay():
+    ctx = on(**{"additional-config.kvtune.page_eviction.share": 0.5})
+    assert "page_eviction is fixed" in StreamingWindow().supports(ctx).reason

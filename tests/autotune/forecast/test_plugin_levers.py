@@ -194,3 +194,16 @@ def test_a_server_that_nobody_here_started_is_simulated_with_what_its_plugin_say
     assert system.sink_window == SinkWindow(4, 64, 128)
     unheard_of = replace(ctx, baseline=EffectiveConfig(plugin={"magic": {}}), base_arguments={})
     assert as_reported(unheard_of).base_arguments == {}
+
+
+def test_what_the_simulation_does_not_know_of_the_plugin_is_not_forecast():
+    evicting = {"additional-config": {"kvtune": {"page_eviction": {"share": 0.5}}}}
+    ctx = as_reported(replace(beside_the_plugin(), base_arguments=evicting))
+    lever = lever_of({"max-num-seqs": 4}, ctx, name="x", says="does x")
+    assert lever.problem == "page_eviction of kvtune's plugin is not part of the simulation"
+    stored = {"additional-config": {"kvtune": {"store": {"format": "int8"}}}}
+    ctx = as_reported(replace(beside_the_plugin(), base_arguments=stored))
+    lever = lever_of({"block-size": 32}, ctx, name="x", says="does x")
+    assert lever.problem == ""
+    # In proportion to what was measured: 600 blocks of 16 tokens.
+    assert system_of({**ctx.base_arguments, **lever.arguments}, ctx).blocks == 300
