@@ -183,7 +183,7 @@ def impl_class(stock: type, asked: StoreConfig) -> type:
                 return torch.cat([before < own, (at >= own) & (at <= token)], dim=-1)
 
             attend(query, keys, values, rows, sees, self.scale, output)
-            read = kv_cache[0].nbytes * table.numel() + written.nbytes
+            read = int(last.sum()) * kv_cache[0].nbytes + written.nbytes
             counters().add("kv_bytes_read", read)
 
         def _write(

@@ -80,7 +80,8 @@ def impl_class(stock: type, asked: StoreConfig) -> type:
                     self.scale,
                     attended,
                 )
-                counters().add("kv_bytes_read", rows.table.numel() * kv_cache[0].nbytes)
+                pages = rows.places[:, -1] // page_tokens + 1
+                counters().add("kv_bytes_read", int(pages.sum()) * kv_cache[0].nbytes)
             return output.copy_(cells.outputs(attended))
 
     return Impl

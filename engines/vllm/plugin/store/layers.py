@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvtune.engines.vllm.plugin.asked import telling_fixes
 from kvtune.errors import BadInput
 
 
+@telling_fixes()
 def check(impl: Any) -> None:
     """Refuse a layer that attends to its own tokens in another way than by their scores alone.
 

@@ -63,7 +63,7 @@ def attend(queries, keys, values):
 
 
 class Engine:
-    """One layer of a server whose requests take pages in no order."""
+    """One layer of a server whose requests take pages in no order; `gone` pages left their row."""
 
     def __init__(self, asked, max_num_seqs=8):
         spec = SimpleNamespace(
@@ -84,7 +84,7 @@ class Engine:
         self.cache = torch.zeros(BLOCKS, HEADS, PAGE, cell_bytes, dtype=torch.uint8)
         self.random = torch.Generator().manual_seed(3)
         self.free = torch.randperm(BLOCKS, generator=self.random).tolist()
-        self.tokens, self.pages = {}, {}
+        self.tokens, self.pages, self.gone = {}, {}, {}
 
     def draw(self, *shape):
         return torch.randn(shape, generator=self.random)
@@ -110,10 +110,13 @@ class Engine:
                 held.append((key[token], value[token]))
             at += new
         starts = torch.tensor([0, *more.values()]).cumsum(0).int()
-        lengths = torch.tensor([len(self.tokens[name]) for name in more]).int()
+        gone = [self.gone.get(name, ()) for name in more]
+        lengths = [len(self.tokens[name]) for name in more]
+        lengths = torch.tensor(lengths).int() - PAGE * torch.tensor([*map(len, gone)]).int()
         table = torch.full((len(more), 10), BLOCKS + 5).int()
         for row, name in enumerate(more):
-            table[row, : len(self.pages[name])] = torch.tensor(self.pages[name])
+            pages = [page for at, page in enumerate(self.pages[name]) if at not in gone[row]]
+            table[row, : len(pages)] = torch.tensor(pages)
         common = Common(
             query_start_loc=starts,
             query_start_loc_cpu=starts,

@@ -12,7 +12,7 @@ KIVI = StoreConfig(format="kivi", bits_key=2, bits_value=3)
 TWO_BITS = StoreConfig(format="kivi", bits_key=2, bits_value=2)
 
 
-def by_token(attention, engine, name, query):
+def by_token(attention, engine, name, query, gone=()):
     """What the latest tokens of a request get, token by token, page by page."""
     fmt = GroupedPages(engine.asked, WIDTH, PAGE)
     keys, values = engine.written(name)
@@ -27,8 +27,9 @@ def by_token(attention, engine, name, query):
     for at in range(len(query)):
         token = first + at
         own = token // PAGE * PAGE
+        before = [place for place in range(own) if place // PAGE not in gone]
         seen = [
-            torch.cat((old[:, :own], new[:, own : token + 1]), dim=1)
+            torch.cat((old[:, before], new[:, own : token + 1]), dim=1)
             for old, new in zip(quantized, (keys, values), strict=True)
         ]
         outputs.append(attention(query[at : at + 1], *seen))
@@ -53,6 +54,17 @@ def test_tokens_see_earlier_pages_quantized_and_their_own_in_full(engine, attent
             assert torch.allclose(output, expected, atol=1e-5)
     query, output = served.step(b=1)["b"]
     assert not torch.allclose(output, attention(query, *served.written("b")), atol=1e-3)
+
+
+def test_pages_that_left_a_row_are_not_seen(engine, attention):
+    """As under StreamingLLM, whose rows are closed up before."""
+    served = engine(KIVI)
+    served.step(a=150, b=40)
+    served.gone = {"a": [1, 2]}
+    for more in ({"a": 1, "b": 1}, {"a": 8}, {"a": 5, "b": 30}, {"a": 60}, {"a": 1}):
+        for name, (query, output) in served.step(**more).items():
+            expected = by_token(attention, served, name, query, served.gone.get(name, ()))
+            assert torch.allclose(output, expected, atol=1e-5)
 
 
 def test_what_a_token_gets_does_not_depend_on_chunks(engine):

@@ -43,10 +43,13 @@ def test_padding_is_not_stored(engine):
 
 
 def test_bytes_that_are_written_and_read_are_counted(engine, figures):
-    engine(INT8).step(a=70)
+    served = engine(INT8)
+    served.step(a=70)
+    served.step(b=33)
+    served.step(a=1, b=1)
     cell = 2 * (WIDTH + 4)
-    assert figures.get("kv_bytes_stored") == 70 * HEADS * cell
-    assert figures.get("kv_bytes_read") == 3 * PAGE * HEADS * cell
+    assert figures.get("kv_bytes_stored") == 105 * HEADS * cell
+    assert figures.get("kv_bytes_read") == (3 + 2 + 3 + 2) * PAGE * HEADS * cell
 
 
 def test_rows_that_are_too_much_at_once_are_attended_one_by_one(engine, monkeypatch):
