@@ -1,10 +1,10 @@
 """Runs vLLM in this process, with tiers as asked, and tells what it answers and where from.
 
-`tiers_engine.py MODEL`: reads one JSON object a line, {"kvtune": ..., "calls": ..., "pages": ...},
-and answers with one each. vLLM is imported once; each line gets a fork of its own, which is a
+`tiers_engine.py MODEL`: reads one JSON object a line, {"kvtune": ..., "calls": ..., "pool_bytes":
+...}, and answers with one each. vLLM is imported once; each line gets a fork of its own, which is a
 server that starts anew.
 
-`calls` are lists of prompts, as token ids, each answered together from a pool of `pages` pages.
+`calls` are lists of prompts, as token ids, each answered together from a pool of so many bytes.
 What is told of pages are digests of the bytes that the pool holds under the hash of their tokens.
 """
 
@@ -29,7 +29,6 @@ def answers(model, asked):
     """What vLLM answers, greedily."""
     from vllm import LLM, SamplingParams
 
-    page_bytes = 30 * 3 * 2 * 64 * PAGE * 4
     engine = LLM(
         model,
         dtype="float32",
@@ -37,7 +36,7 @@ def answers(model, asked):
         max_model_len=1200,
         max_num_batched_tokens=asked.get("chunk", 256),
         max_num_seqs=4,
-        kv_cache_memory_bytes=asked["pages"] * page_bytes,
+        kv_cache_memory_bytes=asked["pool_bytes"],
         enforce_eager=True,
         disable_log_stats=False,
         additional_config={"kvtune": asked["kvtune"]},

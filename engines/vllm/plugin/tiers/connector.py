@@ -78,8 +78,8 @@ class TiersConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Take the pages of the worker; make host memory for them."""
         pages = Pages(kv_caches.values(), self._num_blocks)
-        folder = Path(self._asked.disk_path) if self._asked.disk_bytes else None
-        self._mover = Mover(pages, slots_of(self._asked, pages.row_bytes), folder)
+        slots = slots_of(self._asked, pages.row_bytes)
+        self._mover = Mover(pages, slots, Path(self._asked.disk_path))
 
     @property
     def mover(self) -> Mover:

@@ -19,10 +19,16 @@ def enter(vllm_config: Any, asked: TiersConfig) -> None:
     """Have the server's processes make a `TiersConnector` each.
 
     Raises:
-        BadInput: files cannot be kept where they are asked for.
+        BadInput: there is less memory, or files cannot be kept where they are asked for.
     """
     from vllm.config import KVTransferConfig
 
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if asked.host_bytes >= memory_bytes:
+        raise BadInput(
+            f"tiers.host_bytes of {asked.host_bytes} are more than this machine's {memory_bytes}",
+            fix="set tiers.host_bytes to what the model and its KV cache leave of the memory",
+        )
     if asked.disk_bytes:
         _make_folder(Path(asked.disk_path))
     vllm_config.kv_transfer_config = KVTransferConfig(

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from kvtune.engines.vllm.plugin.counters import counters
 from kvtune.engines.vllm.plugin.tiers import files
@@ -77,16 +76,16 @@ class Written:
 
 
 class Mover:
-    """Host memory of `slots` rows, files in `folder` if there is one, and the pages between.
+    """Host memory of `slots` rows, files in `folder` if any are asked for, and the pages between.
 
     `store`, `load`, `drop` and `take` are for the thread that runs the model.
     """
 
-    def __init__(self, pages: Pages, slots: int, folder: Path | None) -> None:
+    def __init__(self, pages: Pages, slots: int, folder: Path) -> None:
         self._pages = pages
         self._folder = folder
         # The last row is for files whose content has no slot.
-        self._rows = torch.empty((slots + 1, pages.row_bytes), dtype=torch.uint8)
+        self._rows = np.empty((slots + 1, pages.row_bytes), dtype=np.uint8)
         self._names: dict[int, str] = {}
         self._loader: _Lane[Loaded] = _Lane("kvtune-load")
         self._writer: _Lane[Written | None] = _Lane("kvtune-write")
@@ -96,9 +95,9 @@ class Mover:
         if not stores:
             return
         moved, begin_s = Moved(), time.perf_counter()
-        slots = [store.slot for store in stores]
-        self._pages.to_rows([store.block_id for store in stores], self._rows, slots)
-        self._names |= {store.slot: store.name for store in stores}
+        for store in stores:
+            self._pages.to_row(store.block_id, self._rows[store.slot])
+            self._names[store.slot] = store.name
         moved.seconds["host", "store"] = time.perf_counter() - begin_s
         moved.bytes["host", "store"] = len(stores) * self._pages.row_bytes
         moved.count()
@@ -129,36 +128,26 @@ class Mover:
         self._writer.close()
 
     def _load(self, request_id: str, loads: Sequence[Load]) -> Loaded:
-        moved, lost, ready = Moved(), [], []
+        moved, lost = Moved(), []
         for load in loads:
             slot = len(self._rows) - 1 if load.slot is None else load.slot
             if load.reads_file:
                 self._read(load.name, slot, moved)
             if self._names.get(slot) != load.name:
                 lost.append(load)
-            elif load.slot is None:
-                self._copy_back([load], [slot], moved)
-            else:
-                ready.append(load)
-        self._copy_back(ready, [load.slot for load in ready if load.slot is not None], moved)
+                continue
+            begin_s = time.perf_counter()
+            self._pages.from_row(self._rows[slot], load.block_id)
+            moved.seconds["host", "load"] += time.perf_counter() - begin_s
+            moved.bytes["host", "load"] += self._pages.row_bytes
         return Loaded(request_id, tuple(lost), moved)
-
-    def _copy_back(self, loads: Sequence[Load], slots: Sequence[int], moved: Moved) -> None:
-        if not loads:
-            return
-        begin_s = time.perf_counter()
-        self._pages.from_rows(self._rows, slots, [load.block_id for load in loads])
-        moved.seconds["host", "load"] += time.perf_counter() - begin_s
-        moved.bytes["host", "load"] += len(loads) * self._pages.row_bytes
 
     def _read(self, name: str, slot: int, moved: Moved) -> None:
         """Fill a row from a file; it has no name if that fails."""
         self._names.pop(slot, None)
         begin_s = time.perf_counter()
         try:
-            if self._folder is None:
-                raise FileNotFoundError("there is no folder")
-            files.read_into(self._folder, name, _bytes_of(self._rows[slot]))
+            files.read_into(self._folder, name, self._rows[slot].data)
         except (OSError, files.Damaged) as error:
             moved.failures["disk", "load"] += 1
             _say(f"A page on disk could not be used ({error}): its tokens are computed again.")
@@ -170,9 +159,7 @@ class Mover:
     def _write(self, store: Store) -> Written:
         moved, begin_s = Moved(), time.perf_counter()
         try:
-            if self._folder is None:
-                raise FileNotFoundError("there is no folder")
-            files.write(self._folder, store.name, _bytes_of(self._rows[store.slot]))
+            files.write(self._folder, store.name, self._rows[store.slot].data)
         except OSError as error:
             moved.failures["disk", "store"] += 1
             _say(f"A page could not be written to disk ({error}): it is not kept there.")
@@ -183,8 +170,7 @@ class Mover:
 
     def _remove(self, name: str) -> None:
         try:
-            if self._folder is not None:
-                files.remove(self._folder, name)
+            files.remove(self._folder, name)
         except OSError as error:
             _say(f"A page could not be removed from disk ({error}).")
 
@@ -209,10 +195,6 @@ class _Lane(Generic[T]):
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
-
-
-def _bytes_of(row: Tensor) -> memoryview:
-    return row.numpy().data
 
 
 _said_s: dict[str, float] = {}

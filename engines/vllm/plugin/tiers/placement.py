@@ -44,6 +44,7 @@ class Shelf:
         self.used = 0
         self._sizes: OrderedDict[str, int] = OrderedDict()
         self._held: Counter[str] = Counter()
+        self._held_size = 0
         self._lost: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -66,6 +67,8 @@ class Shelf:
         if name in self._sizes:
             return None  # a lost one that is still being read
         over = self.used + size - self.capacity
+        if over > self.used - self._held_size:
+            return None
         leaving: list[str] = []
         for other, other_size in self._sizes.items():
             if over <= 0:
@@ -73,8 +76,6 @@ class Shelf:
             if other not in self._held:
                 leaving.append(other)
                 over -= other_size
-        if over > 0:
-            return None
         for other in leaving:
             self._remove(other)
         self._sizes[name] = size
@@ -83,6 +84,8 @@ class Shelf:
 
     def hold(self, name: str) -> None:
         """Keep it from leaving until it is released as often."""
+        if name not in self._held:
+            self._held_size += self._sizes[name]
         self._held[name] += 1
 
     def release(self, name: str) -> list[str]:
@@ -91,6 +94,7 @@ class Shelf:
         if self._held[name]:
             return []
         del self._held[name]
+        self._held_size -= self._sizes[name]
         return self._drop_lost(name)
 
     def lose(self, name: str) -> list[str]:
@@ -128,7 +132,7 @@ class Placement:
         self.host = Shelf(slots)
         self.disk = Shelf(disk_bytes)
         self.dropped: list[str] = []
-        self.skipped = 0
+        self._skipped = 0
         self._file_bytes = file_bytes
         self._slots: dict[str, int] = {}
         self._free_slots = list(range(slots))
@@ -191,7 +195,7 @@ class Placement:
             return None
         slot = self._slot_for(name)
         if slot is None:
-            self.skipped += 1
+            self._skipped += 1
             return None
         writes = name not in self.disk and self._make_file(name)
         if not writes:
@@ -221,6 +225,11 @@ class Placement:
         """The files to be removed since this was last asked."""
         dropped, self.dropped = self.dropped, []
         return dropped
+
+    def take_skipped(self) -> int:
+        """How many pages were not kept for want of room since this was last asked."""
+        skipped, self._skipped = self._skipped, 0
+        return skipped
 
     def _slot_for(self, name: str) -> int | None:
         """A slot that is held for a new name, or `None`."""

@@ -123,6 +123,8 @@ class Planner:
 
     def _tell(self) -> None:
         host, disk = self._places.host, self._places.disk
+        skipped = self._places.take_skipped()
+        counters().add("tier_failures", skipped, tier="host", direction="store")
         counters().set("tier_held_bytes", host.used * self._row_bytes, tier="host")
         counters().set("tier_held_bytes", disk.used, tier="disk")
 

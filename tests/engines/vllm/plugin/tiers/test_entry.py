@@ -49,3 +49,8 @@ def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(BadInput, match="cannot be written to"):
         entered(tmp_path)
+
+
+def test_more_host_memory_than_there_is_is_refused():
+    with pytest.raises(BadInput, match="more than this machine's"):
+        enter(SimpleNamespace(), TiersConfig(host_bytes=1 << 60))

@@ -122,6 +122,13 @@ def test_how_much_is_kept_is_told(tmp_path, figures):
     assert figures.get("tier_held_bytes", tier="disk") == files.file_bytes(ROW_BYTES)
 
 
+def test_pages_for_which_there_is_no_room_are_counted(tmp_path, figures):
+    plans = planner(1, 4, tmp_path)
+    keep(plans, 0, 1, 2)
+    # The one slot is being written to disk.
+    assert figures.get("tier_failures", tier="host", direction="store") == 2
+
+
 def test_host_memory_for_less_than_a_page_is_refused():
     with pytest.raises(BadInput, match="hold no page") as refused:
         planner(host_pages=0)
