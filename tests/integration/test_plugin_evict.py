@@ -95,11 +95,12 @@ def test_chunks_of_the_prompt_do_not_matter(run, evicting):
 
 def test_when_pages_run_out_answers_stay_and_no_page_is_lost(run, evicting):
     tight = run(
-        {"page_eviction": {"budget_tokens": 256}},
+        BUDGET,
         calls=CALLS[2:],
-        aborted=[LONG, *CALLS[2][:2]],
-        num_gpu_blocks_override=48,
-        max_model_len=1500,
+        aborted=[MIDDLE, *CALLS[2][:2]],
+        # Four requests hold 8 pages each, and 11 when they end.
+        num_gpu_blocks_override=40,
+        max_model_len=1200,
     )
     assert max(tight["preempted"]) > 0, "nobody was preempted after its first token"
     assert tight["ids"][0] == evicting["ids"][2]
