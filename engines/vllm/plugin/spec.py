@@ -62,7 +62,9 @@ def policy_spec(stock: Any, asked: PluginConfig, max_in_flight_tokens: int) -> P
     Raises:
         BadInput: the layer does not attend to everything before it, and so holds something else.
     """
-    if type(stock) is not FullAttentionSpec or stock.sliding_window or stock.attention_chunk_size:
+    if type(stock) is not FullAttentionSpec or (
+        stock.sliding_window or stock.attention_chunk_size or stock.non_causal
+    ):
         raise BadInput(
             f"kvtune's plugin cannot serve a layer whose KV cache is a {type(stock).__name__}",
             fix="take kvtune's section out of --additional-config for this model",

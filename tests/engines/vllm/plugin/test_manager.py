@@ -125,6 +125,23 @@ def test_a_prompt_longer_than_the_pool_is_served_and_every_page_returns():
     assert server.pool.get_num_free_blocks() == BOUND
 
 
+@pytest.mark.parametrize(
+    "changed", [{"sliding_window": 64}, {"attention_chunk_size": 64}, {"non_causal": True}]
+)
+def test_a_layer_that_does_not_see_all_that_precedes_is_refused(changed):
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    from kvtune.engines.vllm.plugin.spec import policy_spec
+    from kvtune.errors import BadInput
+
+    stock = FullAttentionSpec(
+        block_size=SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32, **changed
+    )
+    with pytest.raises(BadInput, match="FullAttentionSpec"):
+        policy_spec(stock, STREAMING, CHUNK)
+
+
 def test_what_one_request_needs_is_what_vllm_sizes_the_pool_by():
     from types import SimpleNamespace
 
