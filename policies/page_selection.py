@@ -39,6 +39,8 @@ class PageSelection(Policy):
             return Support.no(
                 f"Quest does not go with {asked.store.format}, fixed by --engine-args"
             )
+        if asked.tiers is not None:
+            return Support.no("Quest does not go with tiers, which are fixed by --engine-args")
         reason = why_not_offered(ctx)
         return Support.no(reason) if reason else Support.yes()
 

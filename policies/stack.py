@@ -111,6 +111,12 @@ RULES = (
         ("kv_cache_dtype",),
     ),
     Rule(
+        "refused",
+        "kvtune's plugin refuses tiers without a prefix cache, whose pages they keep",
+        lambda now: now.plugin.tiers is not None and not now.prefix_caching,
+        ("enable_prefix_caching",),
+    ),
+    Rule(
         "dead",
         "Quest reads everything where its budget holds all that StreamingLLM keeps",
         lambda now: _reads_all_kept(now),

@@ -50,6 +50,11 @@ def test_short_contexts_are_read_whole_anyway():
     assert PageSelection().knobs(ctx) == ()
 
 
+def test_pages_that_tiers_bring_back_have_no_summaries():
+    ctx = on(**{"additional-config.kvtune.tiers.host_bytes": 1 << 30})
+    assert "does not go with tiers" in PageSelection().supports(ctx).reason
+
+
 @pytest.mark.parametrize(("format_", "is_offered"), [("kivi", False), ("int8", True)])
 def test_it_goes_with_stores_whose_tokens_can_be_told_apart(format_, is_offered):
     ctx = on(**{"additional-config": {"kvtune": {"store": {"format": format_}}}})

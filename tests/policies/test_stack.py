@@ -147,3 +147,10 @@ def test_settings_of_the_plugin_are_told_by_their_short_names():
 def test_formats_that_the_plugin_refuses_beside_what_the_user_asks_of_it(asked, dtype, is_refused):
     reasons = broken({"additional-config": {"kvtune": asked}, "kv-cache-dtype": dtype})
     assert any("kvtune's plugin refuses" in reason for reason in reasons) is is_refused
+
+
+def test_tiers_keep_what_a_prefix_cache_publishes():
+    tiers = {"additional-config.kvtune.tiers.host_bytes": 1 << 30}
+    assert not broken(tiers)
+    (reason,) = broken({**tiers, "enable-prefix-caching": False})
+    assert "without a prefix cache" in reason
