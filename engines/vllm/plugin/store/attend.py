@@ -91,8 +91,8 @@ def attend(
         output: as query.
     """
     for tokens, places in zip(
-        rows.tokens.split(BLOCK_QUERIES, dim=1),
-        rows.places.split(BLOCK_QUERIES, dim=1),
+        torch.split(rows.tokens, BLOCK_QUERIES, dim=1),
+        torch.split(rows.places, BLOCK_QUERIES, dim=1),
         strict=True,
     ):
         attended = scaled_dot_product_attention(
@@ -116,9 +116,11 @@ def read_pages(
     heads = torch.arange(kv_cache.shape[1], device=table.device)
     pages = kv_cache[table[:, None, :], heads[:, None]]
     rows, kv_heads, count, page_tokens, _ = pages.shape
-    keys, values = decode(pages.flatten(0, 2))
-    shape = (rows, kv_heads, count * page_tokens, keys.shape[-1])
-    return keys.reshape(shape), values.reshape(shape)
+    keys, values = (
+        x.reshape(rows, kv_heads, count * page_tokens, x.shape[-1])
+        for x in decode(pages.flatten(0, 2))
+    )
+    return keys, values
 
 
 def _groups(queries: Sequence[int], pages: Sequence[int], most: int) -> Iterator[list[int]]:

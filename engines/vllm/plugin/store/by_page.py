@@ -110,7 +110,7 @@ def step_of(
     return Step(
         moves,
         slots[offsets[rows] + nth],
-        [part.tolist() for part in slots.split(counts)],
+        [part.tolist() for part in torch.split(slots, counts)],
         first,
     )
 

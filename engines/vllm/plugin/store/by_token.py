@@ -7,6 +7,7 @@ let a prompt see itself in full precision, which no page remembers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,13 +71,12 @@ def impl_class(stock: type, asked: StoreConfig) -> type:
                 pages_together(vectors * self.head_size * query.element_size()),
             ):
                 keys, values = read_pages(kv_cache, rows.table, cells.decode)
-                at = torch.arange(keys.shape[2])
                 attend(
                     turned,
                     keys,
                     values,
                     rows,
-                    lambda places, at=at: at <= places[..., None],
+                    _up_to_itself(keys.shape[2]),
                     self.scale,
                     attended,
                 )
@@ -85,3 +85,9 @@ def impl_class(stock: type, asked: StoreConfig) -> type:
             return output.copy_(cells.outputs(attended))
 
     return Impl
+
+
+def _up_to_itself(tokens: int) -> Callable[[Tensor], Tensor]:
+    """Which of so many tokens those at some places see."""
+    at = torch.arange(tokens)
+    return lambda places: at <= places[..., None]
