@@ -192,8 +192,9 @@ class TiersConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return False, None
 
     def reset_cache(self) -> bool:
-        """Forget what is kept; `False` while bytes move."""
-        return self._planner.forget()
+        """Forget what is kept."""
+        self._planner.forget()
+        return True
 
     def _published(self, request_id: str, begin: int, end: int) -> Iterable[tuple[bytes, int]]:
         """The pages that end among a request's tokens [begin, end) and that others may use."""

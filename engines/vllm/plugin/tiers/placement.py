@@ -53,11 +53,6 @@ class Shelf:
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._sizes))
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is being read or written."""
-        return not self._held
-
     def touch(self, name: str) -> None:
         """Make it the last to leave."""
         self._sizes.move_to_end(name)
@@ -140,11 +135,6 @@ class Placement:
             leaving = self.disk.admit(name, size)
             self.dropped += [name] if leaving is None else leaving
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is being read or written."""
-        return self.host.is_idle and self.disk.is_idle
-
     def found(self, names: Iterable[str]) -> list[Tier]:
         """Where the leading pages of `names` are, up to the first that is nowhere."""
         tiers: list[Tier] = []
@@ -209,17 +199,14 @@ class Placement:
             self.disk.lose(name)
         self.dropped += self.disk.release(name)
 
-    def forget(self, prefix: str) -> bool:
-        """Forget everything whose name begins so; `False`, and nothing done, while bytes move."""
-        if not self.is_idle:
-            return False
+    def forget(self, prefix: str) -> None:
+        """Find nothing any more whose name begins so. What moves is dropped once it ended."""
         for name in self.host:
             if name.startswith(prefix):
                 self._free(self.host.lose(name))
         for name in self.disk:
             if name.startswith(prefix):
                 self.dropped += self.disk.lose(name)
-        return True
 
     def take_dropped(self) -> list[str]:
         """The files to be removed since this was last asked."""

@@ -111,9 +111,9 @@ class Planner:
         """Note that the writing of a file ended, and whether it is there."""
         self._places.written(name, is_there=is_there)
 
-    def forget(self) -> bool:
-        """Forget every page of this server, on disk too; `False` while bytes move."""
-        return self._places.forget(self._prefix)
+    def forget(self) -> None:
+        """Forget every page of this server, on disk too."""
+        self._places.forget(self._prefix)
 
     def close(self) -> None:
         """Let others have the folder."""

@@ -92,7 +92,8 @@ def test_with_no_slot_to_spare_a_page_comes_from_disk_all_the_same():
     assert first.slot is not None
     assert second == Load("b", 2, None, reads_file=True)
     places.loaded([first, second], [])
-    assert places.is_idle
+    assert keep(places, "c") is not None
+    assert keep(places, "d") is not None
 
 
 def test_promoted_pages_push_none_out_that_is_loaded_with_them():
@@ -126,7 +127,6 @@ def test_a_lost_page_is_nowhere_and_its_file_goes():
     places.loaded(loads, ["a"])
     assert places.found(["a"]) == []
     assert places.take_dropped() == ["a"]
-    assert places.is_idle
     assert keep(places, "a") is not None
 
 
@@ -141,15 +141,17 @@ def test_the_slot_of_a_lost_page_is_free_only_when_nobody_reads_it_any_more():
     assert places.store("b", 3) is not None
 
 
-def test_to_forget_takes_all_of_one_server_and_waits_for_what_moves():
+def test_to_forget_takes_all_of_one_server_and_what_moves_once_it_ended():
     places = Placement(2, 40, 10, on_disk=[("mine-1", 10), ("other-1", 10)])
     store = places.store("mine-2", 1)
-    assert not places.forget("mine-")
-    places.written(store.name, is_there=True)
-    assert places.forget("mine-")
+    places.forget("mine-")
     assert places.found(["mine-1"]) == places.found(["mine-2"]) == []
-    assert sorted(places.take_dropped()) == ["mine-1", "mine-2"]
+    assert places.take_dropped() == ["mine-1"]
+    assert places.store("mine-2", 1) is None, "other content is on its way under this name"
+    places.written(store.name, is_there=True)
+    assert places.take_dropped() == ["mine-2"]
     assert places.found(["other-1"]) == ["disk"]
+    assert keep(places, "mine-2") is not None
 
 
 @settings(max_examples=200, deadline=None)
@@ -185,6 +187,12 @@ class Moves(RuleBasedStateMachine):
             self.rows[store.slot] = name
             if store.writes_file:
                 self.writing.append(store)
+        self.drop()
+
+    @rule(prefix=st.sampled_from(["page", "page-3"]))
+    def forget(self, prefix):
+        self.places.forget(prefix)
+        assert self.places.found(["page-3"]) == []
         self.drop()
 
     @rule(names=st.lists(st.sampled_from(NAMES), unique=True, min_size=1))
@@ -235,13 +243,21 @@ class Moves(RuleBasedStateMachine):
     def when_nothing_moves_all_that_is_found_is_there(self):
         if self.loading or self.writing:
             return
-        assert self.places.is_idle
         for name in NAMES:
             where = self.places.found([name])
             if where == ["host"]:
                 assert name in self.rows.values()
             assert where != ["disk"] or name in self.files
         assert self.places.disk.used == 10 * len(self.files)
+
+    def teardown(self):
+        while self.loading:
+            self.end_load(set())
+        while self.writing:
+            self.write(True)
+        fresh = [self.places.store(f"fresh-{number}", 0) for number in range(3)]
+        assert None not in fresh, "something that ended is still held"
+        assert {store.slot for store in fresh} == {0, 1, 2}
 
 
 TestMoves = Moves.TestCase
