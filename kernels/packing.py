@@ -109,15 +109,15 @@ def unpack_fours(packed: Tensor, bits: int, n: int) -> Tensor:
     Args:
         packed: (..., n * bits / 8) uint8, by `pack_bits`.
         bits: 1 to 4, as packed.
-        n: codes per row, a multiple of 8.
+        n: codes per row, a multiple of 8, at least 8.
 
     Returns:
         (..., n / 4) int32.
 
     Raises:
-        ValueError: `bits` is not 1 to 4, `n` is no multiple of 8, or `packed` does not fit them.
+        ValueError: `bits` is not 1 to 4, `n` is no such multiple of 8, or `packed` is not theirs.
     """
-    if not 1 <= bits <= 4 or n % 8 or packed.shape[-1] != packed_bytes(n, bits):
+    if not 1 <= bits <= 4 or n < 8 or n % 8 or packed.shape[-1] != packed_bytes(n, bits):
         raise ValueError(
             f"fours need 1 to 4 bits and a multiple of 8 codes but there are {n} codes of {bits} "
             f"bits in {packed.shape[-1]} bytes"

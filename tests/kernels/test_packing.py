@@ -88,7 +88,7 @@ def test_bytes_can_be_counted_where_torch_is_absent():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 4), st.integers(0, 5), st.integers(0, 2**32 - 1))
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_fours_are_four_codes_in_one_number(bits, eights, seed):
     codes = np.random.default_rng(seed).integers(0, 2**bits, size=(2, 8 * eights), dtype=np.uint8)
     fours = unpack_fours(pack_bits(torch.from_numpy(codes), bits), bits, 8 * eights)
@@ -102,7 +102,7 @@ def test_fours_are_four_codes_in_one_number(bits, eights, seed):
     ]
 
 
-@pytest.mark.parametrize(("bits", "n", "nbytes"), [(5, 8, 5), (3, 4, 2), (4, 8, 3)])
+@pytest.mark.parametrize(("bits", "n", "nbytes"), [(5, 8, 5), (3, 4, 2), (4, 8, 3), (4, 0, 0)])
 def test_fours_need_few_bits_and_whole_bytes(bits, n, nbytes):
     with pytest.raises(ValueError, match="multiple of 8"):
         unpack_fours(torch.zeros(nbytes, dtype=torch.uint8), bits, n)
