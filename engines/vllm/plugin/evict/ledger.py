@@ -66,7 +66,7 @@ class Ledger:
                 asks[part.tail] = Ask(
                     prompt.ticket,
                     prompt.tokens,
-                    begins=part.start <= max(window, 0),
+                    begins=part.start <= window,
                     ends=part.end >= prompt.tokens,
                 )
         over, self._over = tuple(self._over), []
