@@ -3,9 +3,10 @@
 `streaming_engine.py MODEL`: reads one JSON object a line and answers with one each. vLLM is
 imported once; each line gets a fork of its own. A line is one of
 
-- {"asked": {...} or null, "arguments": {...}, "calls": [[prompt, ...], ...], "forget": bool}:
-  `calls` are lists of prompts, each answered together, greedily. In place of a prompt, null goes on
-  with the first one of the call before. To `forget` is to empty the prefix cache after each call.
+- {"asked": {...} or null, "arguments": {...}, "calls": [[prompt, ...], ...], "tokens": 20,
+  "forget": bool}: `calls` are lists of prompts, each answered together, greedily, by so many
+  `tokens`. In place of a prompt, null goes on with the first one of the call before. To `forget` is
+  to empty the prefix cache after each call.
 - {"mask": {"sinks", "window", "page"}, "prompt": text}: the model in plain PyTorch under a mask, in
   which a token sees `sinks` pages, `window` pages before its own, and its own.
 """
@@ -24,7 +25,7 @@ os.environ |= {
 }
 
 
-def answers(model, asked, arguments, calls, forget=False):
+def answers(model, asked, arguments, calls, tokens=TOKENS, forget=False):
     """What vLLM answers, and what its pool of pages looks like in the end."""
     from vllm import LLM, SamplingParams
 
@@ -45,8 +46,8 @@ def answers(model, asked, arguments, calls, forget=False):
             **arguments,
         },
     )
-    ids, cached, done = [], [], []
-    greedy = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    ids, cached, sure, done = [], [], [], []
+    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=1)
     for prompts in calls:
         given = [
             {"prompt_token_ids": conversation(done[0])} if prompt is None else prompt
@@ -54,6 +55,7 @@ def answers(model, asked, arguments, calls, forget=False):
         ]
         done = engine.generate(given, greedy, use_tqdm=False)
         ids.append([list(request.outputs[0].token_ids) for request in done])
+        sure.append([logprob_of_first(request.outputs[0]) for request in done])
         cached.append([request.num_cached_tokens for request in done])
         if forget:
             assert engine.reset_prefix_cache()
@@ -62,6 +64,7 @@ def answers(model, asked, arguments, calls, forget=False):
     evicted = counters().get("evicted_tokens", cause="window")
     return {
         "ids": ids,
+        "sure": sure,
         "cached": cached,
         "prompt": list(done[0].prompt_token_ids),
         "pool": pool.num_gpu_blocks - 1,
@@ -74,6 +77,11 @@ def conversation(request):
     """A prompt that goes on with what was asked and answered."""
     prompt = list(request.prompt_token_ids)
     return [*prompt, *request.outputs[0].token_ids, *prompt[:50]]
+
+
+def logprob_of_first(answer):
+    """How sure the model was of its first token, which tells finer than ids what it saw."""
+    return answer.logprobs[0][answer.token_ids[0]].logprob
 
 
 def masked(model, mask, prompt):
