@@ -17,6 +17,7 @@ from typing import cast
 from pydantic import JsonValue
 from regret_noise import begin_s, noise_of
 from regret_report import Replay
+from regret_rivals import requests_on
 from surface_bench import (
     Judge,
     RecordedSurface,
@@ -121,7 +122,10 @@ def replay_product(surface: Surface, judge: Judge, seed: int, trials: int) -> Re
     """One search of at most so many trials, stock among them, and what its choices were worth."""
     random = Random(f"search {seed}")
     model = ModelProposer(
-        surface.goal, foretell=surface.foretell(random), seed=random.getrandbits(31)
+        surface.goal,
+        requests=requests_on(surface),
+        foretell=surface.foretell(random),
+        seed=random.getrandbits(31),
     )
     noting = Noting(model, surface)
     runner = SurfaceRunner(surface, random, begin_s(seed), noise=noise_of(surface, seed))

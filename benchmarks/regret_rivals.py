@@ -16,8 +16,19 @@ import optuna
 from optuna.samplers import TPESampler
 from optuna.trial import Trial, TrialState
 from pydantic import JsonValue
-from surface_bench import Outcome, Surface, known_to_fail, point_of, space_of, stock_of, worth
+from surface_bench import (
+    Outcome,
+    RecordedSurface,
+    Surface,
+    known_to_fail,
+    point_of,
+    requests_of,
+    space_of,
+    stock_of,
+    worth,
+)
 from surface_spec import Point, changed
+from synthetic_surfaces import REQUESTS
 
 from kvtune.autotune.explore.base import Observation, Proposer
 from kvtune.autotune.explore.proposer import ModelProposer
@@ -319,7 +330,10 @@ class Kvtune(Method):
 
     def _made(self, random: Random) -> Proposer:
         return ModelProposer(
-            self.surface.goal, foretell=self.surface.foretell(random), seed=random.getrandbits(31)
+            self.surface.goal,
+            requests=requests_on(self.surface),
+            foretell=self.surface.foretell(random),
+            seed=random.getrandbits(31),
         )
 
 
@@ -330,7 +344,16 @@ class Untold(Kvtune):
     says = "kvtune without simulations"
 
     def _made(self, random: Random) -> Proposer:
-        return ModelProposer(self.surface.goal, seed=random.getrandbits(31))
+        return ModelProposer(
+            self.surface.goal, requests=requests_on(self.surface), seed=random.getrandbits(31)
+        )
+
+
+def requests_on(surface: Surface) -> int:
+    """How many requests a measurement on a surface has."""
+    if isinstance(surface, RecordedSurface):
+        return len(requests_of(surface.recording.header))
+    return REQUESTS
 
 
 def methods() -> dict[str, type[Method]]:

@@ -14,12 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvtune.autotune.explore.crashes import normal_cdf
+from kvtune.autotune.explore.likeness import Floats, Ints
 from kvtune.autotune.explore.responses import RATE, SHARE
-from kvtune.autotune.explore.surrogate import Beliefs, Floats, Ints
+from kvtune.autotune.explore.surrogate import Beliefs
 from kvtune.autotune.explore.weighing import Weighing
 
 RIVALS = 8
 """The best measured points that may turn out the best after all."""
+
+EVERY = 4
+"""Of so many draws one is looked at: one for each step would cost more than it tells."""
 
 LEAST_VARIANCE = 1e-4
 """Of a limit: 1%, within which nobody can say whether it holds."""
@@ -89,7 +93,7 @@ def worth(outlook: Outlook, measured: Ints) -> Floats:
     """What a measurement of each point adds to the objective of the choice, (points,).
 
     Args:
-        outlook: what is believed, with the covariances of `measured`.
+        outlook: what is believed.
         measured: the points among which the choice is made now.
     """
     expected = outlook.expected()
@@ -101,9 +105,9 @@ def worth(outlook: Outlook, measured: Ints) -> Floats:
     for name, one in outlook.beliefs.items():
         # What is believed after the measurement moves less than the truth does: a part is noise.
         kept = one.variance / np.maximum(one.variance + one.noise, 1e-12)
-        moved = one.draws - one.draws.mean(axis=0)
+        moved = (one.draws - one.draws.mean(axis=0))[::EVERY]
         after = np.sqrt(kept) * moved
-        linked = one.linked[first] / np.maximum(one.variance, 1e-12)
+        linked = one.links(rivals) / np.maximum(one.variance, 1e-12)
         own[name] = one.mean + after
         theirs[name] = one.mean[rivals, None] + linked * after[:, None, :]
         if name not in (RATE, SHARE):
@@ -119,6 +123,24 @@ def worth(outlook: Outlook, measured: Ints) -> Floats:
     now = of_rivals.mean(axis=0).max(axis=0)
     best = np.maximum(of_point, of_rivals.max(axis=1))
     return np.asarray(np.maximum(best.mean(axis=0) - now, 0.0))
+
+
+def surprise(outlook: Outlook, measured: Ints) -> Floats:
+    """By how much each point betters all measured ones in draws in which it is best, (points,).
+
+    Unlike `worth` it says nothing of a point that is merely a little better than the best known:
+    in each draw only the best of all counts, as in Thompson sampling, by what it is better.
+
+    Args:
+        outlook: what is believed.
+        measured: the points among which the choice is made now.
+    """
+    values = np.where(outlook.drawn_to_hold(), outlook.drawn(), 0.0)
+    best = values.argmax(axis=1)
+    known = values[:, measured].max(axis=1, initial=0.0)
+    found = np.zeros(values.shape[1])
+    np.add.at(found, best, values[np.arange(len(best)), best] - known)
+    return found / len(best)
 
 
 def _holds(log_excess: Floats, variance: Floats) -> Floats:

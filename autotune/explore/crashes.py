@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvtune.autotune.explore.base import NOT_OF_THE_POINT
-from kvtune.autotune.explore.surrogate import Field, Floats, Ints
+from kvtune.autotune.explore.likeness import ROUGH, USUAL_AT, Field, Floats, Ints
 from kvtune.types import FailureClass
 
 UNDER_LOAD = frozenset(
@@ -23,9 +23,6 @@ UNDER_LOAD = frozenset(
     }
 )
 """Failures of servers that had started."""
-
-LENGTH_AT = 1
-"""Place of the length in the surrogate's grid over which crashes stay alike."""
 
 EXPECTED, NOISE = 1.0, 0.1
 """What is expected of a point before anything was seen, and the variance of what is seen."""
@@ -46,15 +43,23 @@ def chance_to_run(
     started = [at for at in seen if failures[at] is None or failures[at] in UNDER_LOAD]
     starts = np.array([1.0 if at in started else -1.0 for at in seen])
     carries = np.array([1.0 if failures[at] is None else -1.0 for at in started])
-    chance = np.ones(len(field.joint[LENGTH_AT]))
-    for launches, outcomes in ((seen, starts), (started, carries)):
-        chosen = np.array(launches, dtype=np.intp)
-        chance *= _chance(field, rows[chosen], outcomes, NOISE + (1 / tasks[chosen] - 1) ** 2)
+    chance = np.ones(field.points)
+    if any(failures[at] is not None for at in seen):
+        alike = _alike(field)
+        for launches, outcomes in ((seen, starts), (started, carries)):
+            chosen = np.array(launches, dtype=np.intp)
+            chance *= _chance(alike, rows[chosen], outcomes, NOISE + (1 / tasks[chosen] - 1) ** 2)
     return chance
 
 
-def _chance(field: Field, rows: Ints, outcomes: Floats, noise: Floats) -> Floats:
-    alike = (field.additive[LENGTH_AT] + field.joint[LENGTH_AT]) / 2
+def _alike(field: Field) -> Floats:
+    everywhere, lengths = np.arange(field.points), np.full((1, field.knobs), USUAL_AT)
+    additive, joint = field.alike(lengths, np.array([ROUGH]), everywhere, everywhere)
+    found: Floats = (additive[0] + joint[0]) / 2
+    return found
+
+
+def _chance(alike: Floats, rows: Ints, outcomes: Floats, noise: Floats) -> Floats:
     if np.all(outcomes > 0):
         # Nothing ever failed: nothing is known to avoid.
         return np.ones(len(alike))

@@ -15,16 +15,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from pydantic import JsonValue
 
-from kvtune.autotune.explore.acquire import Outlook, worth
+from kvtune.autotune.explore.acquire import Outlook, surprise, worth
 from kvtune.autotune.explore.base import NOT_OF_THE_POINT, Observation, Pick
 from kvtune.autotune.explore.candidates import key_of
 from kvtune.autotune.explore.crashes import chance_to_run
+from kvtune.autotune.explore.durations import seconds_of_trials
+from kvtune.autotune.explore.likeness import Floats, Ints
 from kvtune.autotune.explore.prior import Foretell, Foretold, Prior
 from kvtune.autotune.explore.region import Region
 from kvtune.autotune.explore.regret import WITHIN, excess, regret_of
 from kvtune.autotune.explore.responses import LEAST_RATE, RATE, SHARE, responses_of, score
 from kvtune.autotune.explore.stopping import why_stop
-from kvtune.autotune.explore.surrogate import Beliefs, Floats, Ints, Samples, fit
+from kvtune.autotune.explore.surrogate import Beliefs, Samples, fit
 from kvtune.autotune.explore.weighing import weighing_of
 from kvtune.autotune.limits import Also
 from kvtune.autotune.space import SearchSpace
@@ -45,15 +47,16 @@ added to it."""
 MISSED, MISSED_BLIND = 0.3, 0.4
 """What a simulation misses, in natural logs of a rate; and points differ by without one."""
 
-FAILURE_COST = 0.03
+FAILURE_COST = 0.05
 """What a launch that fails costs, as a share of the best objective: a trial that taught little."""
+
+LEAST_GAIN, LEAST_AGAIN = 0.005, 0.002
+"""Share of the best objective that one more trial must add by itself: of a new point, and of one
+that was measured before. Where none does, the next trial goes to where the best may still hide: a
+look one step ahead sees no worth in what takes two."""
 
 ALIKE = 0.9
 """Of points that are worth this part of the most, the one with the fewest settings is tried."""
-
-TIMED_LEAST = 4
-"""Trials from which on it is known how the seconds of a trial depend on its rate."""
-
 
 _NORMAL = np.array([-1.5, -0.8, -0.25, 0.25, 0.8, 1.5])
 """A handful of draws of the noise of one measurement."""
@@ -127,18 +130,17 @@ class ModelProposer:
             return None
         weighed = self._weighed(view, ctx)
         gains = self._gains(weighed)
+        best = weighed.outlook.expected()[view.measured].max(initial=0.0)
+        least = LEAST_AGAIN if int(gains.argmax()) in view.seen else LEAST_GAIN
+        if float(gains.max()) <= least * best:
+            return self._pick(view, self._surprising(weighed))
         seconds = self._seconds(view)
         if float(np.mean(seconds)) * trials_left > seconds_left:
             gains = gains / seconds
-        if float(gains.max()) <= 0:
-            # Nothing is gained anywhere: the best of what nobody tried may still surprise.
-            fresh = np.array([row not in view.seen for row in range(len(gains))])
-            return self._pick(view, int((weighed.outlook.expected() * view.runs * fresh).argmax()))
         near = [int(row) for row in np.flatnonzero(gains >= ALIKE * gains.max())]
         points = view.region.points
-        return self._pick(
-            view, min(near, key=lambda row: (len(points[row].stack.arguments), -gains[row]))
-        )
+        row = min(near, key=lambda at: (len(points[at].stack.arguments), -gains[at]))
+        return self._pick(view, row)
 
     def stop(
         self, space: SearchSpace, ctx: Context, *, seconds_left: float, trials_left: int
@@ -151,10 +153,7 @@ class ModelProposer:
         behind = excess(view.outlook, best, view.runs)
         return why_stop(
             trials=sum(one.task == 1 for one in self._seen),
-            trials_left=trials_left,
-            within=float((behind <= WITHIN["2%"]).mean()),
-            worth=max(0.0, float(self._gains(view).max())),
-            best=float(view.outlook.expected()[best]),
+            within=float((behind <= WITHIN["1%"]).mean()),
         )
 
     def chance(self, space: SearchSpace, ctx: Context) -> float:
@@ -184,8 +183,7 @@ class ModelProposer:
             ValueError: no point of `space` is served by them.
         """
         view = self._view(space, ctx)
-        row = view.region.row_of(recommended)
-        if row is None:
+        if (row := view.region.row_of(recommended)) is None:
             raise ValueError(f"no point of this space is served by {dict(recommended)!r}")
         return regret_of(view.outlook, row, view.runs)
 
@@ -247,7 +245,6 @@ class ModelProposer:
                 scale=SCALES.get(name, LIMIT_SCALE),
                 noise=self._variance(name, samples),
                 centre=MISSED if name in told else MISSED_BLIND,
-                watched=measured,
                 seed=self._seed + at,
             )
         seen = frozenset(row for row, _ in mine if row < inside)
@@ -326,6 +323,18 @@ class ModelProposer:
 
     # --- what follows from it ---
 
+    def _surprising(self, view: _View) -> int:
+        """The point that nobody tried which may be the best by most; else the likeliest one.
+
+        A look that promises little is not worth a launch that may fail.
+        """
+        fresh = np.array([row not in view.seen for row in range(len(view.region.points))])
+        runs = view.runs[: len(fresh)] * fresh
+        safe = np.where(runs >= ALIKE * runs.max(), runs, 0.0)
+        hopes = surprise(view.outlook, view.measured)[: len(fresh)] * safe
+        likely = view.outlook.expected()[: len(fresh)] * safe
+        return int((hopes if hopes.max() > 0 else likely).argmax())
+
     def _weighed(self, view: _View, ctx: Context) -> _View:
         """What is believed, where there are further objectives by a weight of each."""
         if not self._also:
@@ -353,20 +362,14 @@ class ModelProposer:
         return max(able, key=lambda row: expected[row], default=None)
 
     def _seconds(self, view: _View) -> Floats:
-        """What a trial of each point takes: a constant, and a part that goes with 1 / rate."""
-        known = [
-            (1 / math.exp(responses[RATE]), one.wall_s)
-            for one in self._good()
-            if one.share == 1 and RATE in (responses := self._responses(one.figures))
-        ]
-        each = float(np.mean([one.wall_s for one in self._seen])) if self._seen else 1.0
-        slow = np.exp(-view.outlook.beliefs[RATE].mean)
-        if len(known) < TIMED_LEAST or np.ptp([one for one, _ in known]) == 0:
-            return np.full(len(slow), max(each, 1e-9))
-        inverse, walls_s = np.array(known).T
-        slope, fixed_s = np.polyfit(inverse, walls_s, 1)
-        found: Floats = np.maximum(fixed_s + max(0.0, slope) * slow, 0.2 * each)
-        return found
+        """What a trial of each point takes."""
+        rates = {
+            at: math.exp(found[RATE])
+            for at, one in enumerate(self._seen)
+            if one.share == 1 and RATE in (found := self._responses(one.figures))
+        }
+        walls_s = [one.wall_s for one in self._seen]
+        return seconds_of_trials(walls_s, rates, np.exp(view.outlook.beliefs[RATE].mean))
 
     def _pick(self, view: _View, row: int) -> Pick:
         point = view.region.points[row]

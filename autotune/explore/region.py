@@ -23,8 +23,8 @@ from kvtune.autotune.explore.candidates import (
     place,
     values_of,
 )
+from kvtune.autotune.explore.likeness import Field, Floats, field_over
 from kvtune.autotune.explore.prior import Foretold, Prior
-from kvtune.autotune.explore.surrogate import Field, Floats, field_over
 from kvtune.autotune.space import SearchSpace, infeasible_reason, stack_from
 from kvtune.policies.base import Context
 
@@ -64,7 +64,6 @@ class Region:
         self._surrounded: set[int] = set()
         self._rng = random.Random(seed)
         self._fields: dict[tuple[str, ...], Field] = {}
-        self._seed = seed
         self._ahead = self._first()
 
     def row_of(self, arguments: Mapping[str, JsonValue]) -> int | None:
@@ -166,7 +165,7 @@ class Region:
         """How alike the points are, those `outside` of the space after them."""
         key = str(len(self.points)), *map(key_of, outside)
         if key not in self._fields:
-            self._fields = {key: field_over(*self.places(outside), self._seed)}
+            self._fields = {key: field_over(*self.places(outside))}
         return self._fields[key]
 
     def _first(self) -> Iterator[Candidate]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvtune.autotune.explore.acquire import Outlook
-from kvtune.autotune.explore.surrogate import Floats
+from kvtune.autotune.explore.likeness import Floats
 from kvtune.types import Regret
 
 WITHIN = {"1%": 0.01, "2%": 0.02, "5%": 0.05}

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from kvtune.autotune.explore.candidates import Candidate, key_of
-from kvtune.autotune.explore.surrogate import Floats, Ints
+from kvtune.autotune.explore.likeness import Floats, Ints
 from kvtune.autotune.limits import Also
 from kvtune.policies.base import Context
 from kvtune.policies.capacity import kv_bytes_per_token, pool_of

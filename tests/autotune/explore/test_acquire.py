@@ -1,19 +1,19 @@
 import numpy as np
 import pytest
 
-from kvtune.autotune.explore.acquire import Outlook, worth
+from kvtune.autotune.explore.acquire import Outlook, surprise, worth
 from kvtune.autotune.explore.responses import RATE, SHARE
 from kvtune.autotune.explore.surrogate import DRAWS, Beliefs
 
 LIMIT = "ttft_p95_s"
 
 
-def beliefs(mean, spread, noise=1e-4, measured=(0,)):
+def beliefs(mean, spread, noise=1e-4):
     """Independent points."""
     mean, variance = np.array(mean, dtype=float), np.array(spread, dtype=float) ** 2
     rng = np.random.default_rng(0)
     draws = mean + rng.standard_normal((DRAWS, len(mean))) * np.sqrt(variance)
-    return Beliefs(mean, variance, draws, np.diag(variance)[list(measured)], noise)
+    return Beliefs(mean, variance, draws, lambda rows: np.diag(variance)[rows], noise)
 
 
 def rows(*numbers):
@@ -36,9 +36,9 @@ def test_more_is_expected_of_the_better_and_of_the_less_known():
 
 
 def test_a_measured_point_is_worth_another_look_only_where_it_is_unsure():
-    sure = worth(Outlook({RATE: beliefs([0.0, 0.01], [1e-4, 1e-4], measured=(0, 1))}), rows(0, 1))
+    sure = worth(Outlook({RATE: beliefs([0.0, 0.01], [1e-4, 1e-4])}), rows(0, 1))
     assert sure == pytest.approx([0.0, 0.0], abs=1e-3)
-    unsure = worth(Outlook({RATE: beliefs([0.0, 0.01], [0.1, 0.1], measured=(0, 1))}), rows(0, 1))
+    unsure = worth(Outlook({RATE: beliefs([0.0, 0.01], [0.1, 0.1])}), rows(0, 1))
     assert unsure.min() > 0.02
 
 
@@ -62,8 +62,23 @@ def test_while_nothing_keeps_the_limits_who_may_keep_them_comes_first():
 
 
 def test_without_a_measured_point_anything_is_worth_what_is_expected_of_it():
-    found = worth(Outlook({RATE: beliefs([0.0, 0.5], [0.01, 0.01], measured=())}), rows())
+    found = worth(Outlook({RATE: beliefs([0.0, 0.5], [0.01, 0.01])}), rows())
     assert found == pytest.approx(np.exp([0.0, 0.5]), rel=0.02)
+
+
+def drawn(*columns):
+    """A log rate whose draws are these, one column for each point, over and over."""
+    draws = np.resize(np.log(np.array(columns, dtype=float).T), (DRAWS, len(columns)))
+    return Beliefs(draws.mean(axis=0), draws.var(axis=0), draws, lambda rows: draws[rows], 0.0)
+
+
+def test_a_point_surprises_by_what_it_is_better_where_it_is_the_best_of_all():
+    # Four draws in turn; the first point is measured. The third is never the best of all.
+    rate = drawn([2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 6.0], [2.1, 2.1, 1.0, 2.1], [2.2, 2.2, 1, 1])
+    assert surprise(Outlook({RATE: rate}), rows(0)) == pytest.approx([0.0, 1.0, 0.0, 0.1])
+    limit = beliefs([-1.0, 1.0, -1.0, -1.0], [0.01] * 4)
+    kept = surprise(Outlook({RATE: rate, LIMIT: limit}), rows(0))
+    assert kept == pytest.approx([0.0, 0.0, 0.025, 0.1])
 
 
 def test_the_objective_is_the_rate_of_the_good():

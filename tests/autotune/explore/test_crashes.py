@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from kvtune.autotune.explore.crashes import chance_to_run, normal_cdf
-from kvtune.autotune.explore.surrogate import field_over
+from kvtune.autotune.explore.likeness import field_over
 from kvtune.types import FailureClass
 
-LINE = field_over(np.linspace(0, 1, 5)[:, None], [True], seed=0)
+LINE = field_over(np.linspace(0, 1, 5)[:, None], [True])
 AT_START, UNDER_LOAD = FailureClass.CRASH_AT_START, FailureClass.CRASH_UNDER_LOAD
 
 

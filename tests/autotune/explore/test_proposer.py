@@ -97,8 +97,8 @@ def test_where_crashes_lie_around_the_best_point_they_are_learnt_and_not_repeate
         assert len(dead) == len({*dead})
         late += sum(failed[8:])
         assert surface.truth(proposer.recommended(surface.space, CTX)) >= 0.9 * surface.best()
-    # A fifth of the points crash, so that 21 blind launches would lose four.
-    assert late <= 2
+    # A fifth of the points crash, and the best lies beside them: 24 blind launches would lose five.
+    assert late <= 3
 
 
 def test_equal_seeds_and_observations_give_equal_picks():

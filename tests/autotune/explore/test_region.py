@@ -3,6 +3,7 @@ import pytest
 from contracts.surfaces import CTX, LARGE, SMALL, space_of
 
 from kvtune.autotune.explore.candidates import key_of, place
+from kvtune.autotune.explore.likeness import ROUGH, USUAL_AT
 from kvtune.autotune.explore.prior import Foretold, Prior
 from kvtune.autotune.explore.region import DRAWN, FORETOLD_FIRST, GROWN, Region
 
@@ -129,5 +130,7 @@ def test_what_lies_outside_of_the_space_is_like_points_with_equal_knobs_but_not_
     twin = region.row_of({"block-size": 32})
     assert np.array_equal(places[count, :-1], places[twin, :-1])
     assert places[count, -1] == places[count + 1, -1] != places[twin, -1]
-    joint = region.field(outside).joint[0]
-    assert 0 < joint[count, twin] < 1
+    field, knobs = region.field(outside), len(ordered)
+    lengths, smooth = np.full((1, knobs), USUAL_AT), np.array([ROUGH])
+    _, joint = field.alike(lengths, smooth, np.array([count]), np.array([twin]))
+    assert 0 < joint[0, 0, 0] < 1

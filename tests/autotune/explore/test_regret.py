@@ -14,7 +14,7 @@ def outlook(*columns, **limits):
 
     def beliefs(draws):
         draws = np.array(draws, dtype=float).T
-        return Beliefs(draws.mean(axis=0), draws.var(axis=0), draws, np.empty((0, 0)), 0.0)
+        return Beliefs(draws.mean(axis=0), draws.var(axis=0), draws, lambda rows: draws[rows], 0.0)
 
     return Outlook({RATE: beliefs(columns), **{name: beliefs(one) for name, one in limits.items()}})
 
