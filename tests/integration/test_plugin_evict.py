@@ -119,10 +119,11 @@ def test_more_requests_run_at_once_in_the_same_pool(run):
 
 
 def test_a_protected_prefix_stays_whatever_the_budget(run):
-    text = diary(40, 5821, 1, 4)
-    # The secret is on the second page, and the budget holds what must stay only.
-    budget = {"page_eviction": {"budget_tokens": 64}}
-    lost = run(budget, calls=[[text]], tokens=8)
-    kept = run(budget | {"protect": {"prefix_tokens": 64}}, calls=[[text]], tokens=8)
-    assert "5821" not in lost["texts"][0][0]
-    assert "5821" in kept["texts"][0][0]
+    text = diary(40, 5821, 3, 4)
+    asked = {"page_eviction": {"budget_tokens": 64}, "protect": {"prefix_tokens": 96}}
+    told = run(asked, calls=[[text]], tokens=8)
+    ((prompt,),) = told["prompts"]
+    # The secret is on the three protected pages; all that goes lies between them and the window.
+    first_of_window = (len(prompt) - 32) // SIZE
+    assert told["evicted"] == (first_of_window - 3) * SIZE
+    assert "5821" in told["texts"][0][0]
