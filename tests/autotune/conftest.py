@@ -13,9 +13,20 @@ from kvtune.autotune.study import open_study
 from kvtune.autotune.trial import Bench
 from kvtune.autotune.tune import Budget, Rules, Tuning
 from kvtune.engines.simulated.engine import SimulatedEngine
+from kvtune.kernels import device
 from kvtune.profilers.load.client import ClosedLoop
 from kvtune.profilers.measure import LoadPlan
 from kvtune.store.database import open_store
+
+
+@pytest.fixture(scope="session", autouse=True)
+def avx512(tmp_path_factory):
+    """The CPU that these tests see has AVX-512, without which a search offers no fp8."""
+    file = tmp_path_factory.mktemp("proc") / "cpuinfo"
+    file.write_text("flags\t\t: avx2 avx512f\n" + device._read_cpuinfo())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "CPUINFO", file)
+        yield
 
 
 @pytest.fixture
