@@ -9,6 +9,7 @@ from contextlib import suppress
 from kvtune.profilers.load.http import HttpPool
 from kvtune.types import Endpoint
 
+_RESET = "/reset_prefix_cache?reset_external=true"
 RETRY_S = 0.1
 _TRIES = 10
 
@@ -17,7 +18,9 @@ SILENT_S = 30.0
 
 
 async def reset_prefix_cache(endpoint: Endpoint, *, silent_s: float = SILENT_S) -> bool:
-    """Empty the prefix cache; whether that was done, and was said within `silent_s`.
+    """Empty the prefix cache, with what host memory and disks hold behind it.
+
+    Returns whether that was done, and was said within `silent_s`.
 
     Refused for as long as a block is held, so it is asked for again for a second. vLLM has the
     route only in its development mode.
@@ -28,7 +31,7 @@ async def reset_prefix_cache(endpoint: Endpoint, *, silent_s: float = SILENT_S) 
             async with asyncio.timeout(silent_s):
                 for _ in range(_TRIES):
                     answer = _Answer()
-                    await pool.exchange(pool.post_json("/reset_prefix_cache", b""), answer)
+                    await pool.exchange(pool.post_json(_RESET, b""), answer)
                     if answer.status != 200 or answer.succeeded:
                         return answer.status == 200
                     await asyncio.sleep(RETRY_S)

@@ -12,10 +12,11 @@ from kvtune.types import Endpoint
 def reset(answers, silent_s=5.0):
     """What comes of it at a server that gives these answers in turn, and how often it was asked."""
     left, gone = list(answers), asyncio.Event()
+    wanted = b"POST /reset_prefix_cache?reset_external=true "
 
     async def serve(reader, writer):
         with suppress(asyncio.IncompleteReadError):
-            while await reader.readuntil(b"\r\n\r\n"):
+            while (await reader.readuntil(b"\r\n\r\n")).startswith(wanted):
                 if (answer := left.pop(0)) is None:
                     await reader.read()
                     break
