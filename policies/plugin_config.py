@@ -124,7 +124,7 @@ class TiersConfig(_Part):
 
 
 class ProtectConfig(_Part):
-    """What no policy may take away: so many tokens at the start of each request."""
+    """What no policy may take away or leave unread: the first tokens of each request."""
 
     prefix_tokens: int = Field(default=0, ge=0)
 

@@ -57,7 +57,7 @@ def builder_class(stock: type, asked: PluginConfig, stock_impl: type) -> type:
             if asked.quest is not None:
                 from kvtune.engines.vllm.plugin import quest
 
-                self.quest = quest.Steps(self, asked.quest)
+                self.quest = quest.Steps(self, asked.quest, asked.protect.prefix_tokens)
             if asked.page_eviction is not None:
                 from kvtune.engines.vllm.plugin.evict import steps
 

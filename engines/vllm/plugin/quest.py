@@ -30,7 +30,8 @@ class Sparse:
     """The rows of a step that read a part of their pages.
 
     `tokens`: their queries among the step's, [rows]. `table`: all their pages, [rows, p], of which
-    the first `held` are theirs and `kept` are read. `metadata`: the stock kernel's for these rows
+    the first `held` are theirs and `kept` are read, among them the first `protected` of each row.
+    `metadata`: the stock kernel's for these rows
     (each of them once per KV head where heads choose apart), but for the pages. `others`: the stock
     kernel's for the whole step, in which these rows are as short as can be; None without others.
     """
@@ -39,6 +40,7 @@ class Sparse:
     table: Tensor
     held: Tensor
     kept: Tensor
+    protected: int
     metadata: Any
     others: Any
 
@@ -54,12 +56,14 @@ class Step:
 class Steps:
     """What is the same in all layers of a step.
 
-    `builder` is the metadata builder that it works for.
+    `builder` is the metadata builder that it works for. The pages of the first `protected_tokens`
+    of a request are read in any case, also beyond the budget.
     """
 
-    def __init__(self, builder: Any, asked: QuestConfig) -> None:
+    def __init__(self, builder: Any, asked: QuestConfig, protected_tokens: int) -> None:
         self.asked = asked
         self.page_tokens: int = builder.kv_cache_spec.block_size
+        self.protected = -(-protected_tokens // self.page_tokens)
         self.dense_layers = sum(
             _layer_index(name) < asked.dense_layers for name in builder.layer_names
         )
@@ -87,7 +91,8 @@ class Steps:
             lengths = common.seq_lens.cpu()
         held = -(-lengths // self.page_tokens)
         decodes = (starts.diff() == 1) & ~common.is_prefilling
-        kept = pages_to_read(self.asked, held, self.page_tokens).minimum(held)
+        kept = pages_to_read(self.asked, held, self.page_tokens)
+        kept = kept.clamp(min=self.protected + 1).minimum(held)
         is_sparse = decodes & (kept < held)
         self._count(held[decodes], kept[decodes])
         if not is_sparse.any():
@@ -103,6 +108,7 @@ class Steps:
             table,
             held.to(device),
             kept.to(device),
+            self.protected,
             self._rows(common, read.repeat_interleave(self.parts), int(kept.max())),
             None if bool(is_sparse.all()) else self._others(common, lengths, is_sparse),
         )
@@ -201,6 +207,7 @@ def impl_class(stock: type, asked: QuestConfig) -> type:
             """The block table of `sparse.metadata` in this layer."""
             assert self.summaries is not None
             scores = page_scores(queries, self.summaries.bounds, sparse.table)
+            scores[..., : sparse.protected] = float("inf")
             if not asked.per_kv_head:
                 positions = choose(scores.mean(dim=0), sparse.held, sparse.kept)
                 return sparse.table.gather(1, positions).int()

@@ -93,8 +93,8 @@ def attention(queries, keys, values, mask=None):
 class Engine:
     """One layer of a server: requests grow in it by steps."""
 
-    def __init__(self, asked, layer=LAYERS - 1):
-        self.steps = quest.Steps(Builder(), asked)
+    def __init__(self, asked, layer=LAYERS - 1, protected_tokens=0):
+        self.steps = quest.Steps(Builder(), asked, protected_tokens)
         self.impl = quest.impl_class(Stock, asked)()
         self.layer = SimpleNamespace(layer_name=f"model.layers.{layer}.self_attn.attn")
         self.cache = torch.zeros(BLOCKS, HEADS, PAGE, 2 * WIDTH)
@@ -153,17 +153,20 @@ class Engine:
         mask = torch.ones(count, length).tril(length - count).bool()
         return attention(queries, self.keys[name], self.values[name], mask)
 
-    def sparse(self, name, query, pages, *, per_kv_head):
-        """Attention of one query to the pages that the reference engine's Quest takes."""
+    def sparse(self, name, query, pages, *, per_kv_head, protected=0):
+        """Attention of one query to the pages that the reference engine's Quest takes.
+
+        Beside them, the first `protected` pages.
+        """
         keys, values = self.keys[name], self.values[name]
         low, high = kernel.page_bounds(keys, PAGE)
         scores = kernel.page_scores(query[0], low, high, "max")
         if not per_kv_head:
             scores = scores.sum(dim=0, keepdim=True).expand(HEADS, -1)
-        best = top_indices(scores[:, :-1], pages - 1)
+        best = top_indices(scores[:, protected:-1], pages - 1 - protected) + protected
         outputs = []
         for head in range(HEADS):
-            chosen = [*best[head].tolist(), low.shape[1] - 1]
+            chosen = [*range(protected), *best[head].tolist(), low.shape[1] - 1]
             tokens = [t for t in range(keys.shape[1]) if t // PAGE in chosen]
             of_group = query[:, head * GROUP : (head + 1) * GROUP]
             of_head = slice(head, head + 1)
@@ -188,6 +191,21 @@ def test_decode_steps_read_what_the_reference_reads(per_kv_head, pages):
             assert close(output[row : row + 1], expected)
             assert not close(output[row : row + 1], engine.dense(name, query))
         assert len(engine.impl.calls) == 1
+
+
+@pytest.mark.parametrize("per_kv_head", [False, True])
+@pytest.mark.parametrize("pages", [1, 5])
+def test_protected_pages_are_read_in_each_step_also_beyond_the_budget(per_kv_head, pages):
+    asked = QuestConfig(pages=pages, per_kv_head=per_kv_head)
+    engine = Engine(asked, protected_tokens=2 * PAGE - 1)
+    engine.step(a=37, b=PAGE, prompt="ab")
+    for _ in range(PAGE):
+        queries, output = engine.step(a=1, b=1)
+        wanted = engine.sparse(
+            "a", queries[:1], max(pages, 3), per_kv_head=per_kv_head, protected=2
+        )
+        assert close(output[:1], wanted)
+        assert close(output[1:], engine.dense("b", queries[1:]))
 
 
 @pytest.mark.parametrize("per_kv_head", [False, True])
