@@ -67,8 +67,12 @@ def test_what_kvtune_sets_itself_is_a_problem() -> None:
 def test_every_lever_is_an_option() -> None:
     known = {flag_of(option.name) for option in fields(Settings)}
     levers = {f"--{name}" for policy in policies().values() for name in policy.arguments}
-    # Its layers are all alike, and the policy does not offer to skip any of them there.
-    assert levers - known == {"--kv-cache-dtype-skip-layers"}
+    # Its layers are all alike and it has no plugin, so that policies do not offer these there.
+    assert levers - known == {
+        "--kv-cache-dtype-skip-layers",
+        "--additional-config.kvtune.quest.budget_tokens",
+        "--additional-config.kvtune.streaming_llm.window_tokens",
+    }
 
 
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:

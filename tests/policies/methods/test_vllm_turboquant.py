@@ -28,6 +28,8 @@ class TestVllmTurboQuant(MethodContract):
         "vllm-turboquant:preset=k8v4,boundary_layers=0",
     )
     stores_each_token_alone = True
+    # A rounding in the seventh digit may put a value on the other side of a step.
+    logit_tolerance = 2e-2
 
 
 def layer(index=5, layers=32, width=128, element_bytes=2):
