@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +102,13 @@ class TiersConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Pages are kept once all layers are computed."""
 
     def wait_for_save(self) -> None:
-        """Keep the pages that this step completed."""
+        """Keep the pages that this step completed.
+
+        vLLM calls it of a step that was broken off too, by an error or a signal to end. What such a
+        step leaves in its pages is not what their names say, and files of them would outlive it.
+        """
+        if sys.exc_info()[0] is not None:
+            return
         self.mover.store(self._get_connector_metadata().step.stores)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str]]:
