@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,8 +113,13 @@ class Planner:
         self._places.written(name, is_there=is_there)
 
     def forget(self) -> None:
-        """Forget every page of this server, on disk too."""
+        """Forget every page of this server, on disk too.
+
+        Further pages are for this server alone: who resets may have put in other weights than those
+        that the identity was made of.
+        """
         self._places.forget(self._prefix)
+        self._prefix = f"{secrets.token_hex(8)}-"
 
     def close(self) -> None:
         """Let others have the folder."""

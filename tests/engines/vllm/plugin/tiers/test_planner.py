@@ -114,6 +114,21 @@ def test_a_reset_forgets_pages_on_disk_too(tmp_path):
     assert keep(plans).dropped == [store.name]
 
 
+def test_what_is_kept_after_a_reset_is_for_no_later_server(tmp_path):
+    plans = planner(2, 4, tmp_path)
+    plans.forget()
+    (store,) = keep(plans, 0).stores
+    plans.written(store.name, is_there=True)
+    files.write(tmp_path, store.name, memoryview(bytes(ROW_BYTES)))
+    assert plans.loadable_tokens(HASHES[:1]) == 32
+    plans.close()
+    later = planner(2, 4, tmp_path)
+    assert later.loadable_tokens(HASHES[:1]) == 0
+    # It still counts, and leaves when there is need of room.
+    keep(later)
+    assert counters.counters().get("tier_held_bytes", tier="disk") == files.file_bytes(ROW_BYTES)
+
+
 def test_how_much_is_kept_is_told(tmp_path, figures):
     plans = planner(2, 4, tmp_path)
     keep(plans, 0)
