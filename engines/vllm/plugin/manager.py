@@ -4,8 +4,8 @@ Published to the prefix cache, for other requests to use, is what is computed as
 
 - Quest: a decode step attends to some pages, so what it writes is another thing than what a prompt
   of the same tokens would. A prompt is computed with all pages. Published is the prompt.
-- Page eviction: a prompt is computed with all pages, what follows it with those that are left, if
-  the prompt is long enough to lose any.
+- Page eviction: what follows the prompt is computed with the pages that are left, once it is
+  decided which ones those are. Published is what comes before.
 - StreamingLLM: the first `SinkWindow.exact_tokens` tokens see all that precedes them. Later pages
   stay the request's own; a hit on them would also hold more at once than requests are admitted for.
 """
@@ -49,9 +49,10 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
         first_prompt = self.first_prompt_tokens.setdefault(
             request.request_id, request.num_prompt_tokens
         )
-        loses_pages = self.page_budget is not None and self.page_budget.evicts(first_prompt)
-        if self.decodes_sparsely or loses_pages:
+        if self.decodes_sparsely:
             num_tokens = min(num_tokens, first_prompt)
+        if eviction := self.evictions.get(request.request_id):
+            num_tokens = min(num_tokens, eviction.first_token)
         if self.sink_window is not None:
             num_tokens = min(num_tokens, self.sink_window.exact_tokens)
         return num_tokens

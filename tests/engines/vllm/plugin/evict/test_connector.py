@@ -215,6 +215,22 @@ def test_published_is_the_prompt_and_nothing_that_was_computed_without_its_pages
     assert server.serve([*PROMPT, *answer, *range(60, 70)]) == 12 * SIZE
 
 
+def test_a_session_that_is_preempted_still_publishes_only_what_saw_all_pages(server):
+    request = server.arrive(PROMPT)
+    server.admit(request)
+    server.compute(request)
+    server.answer(request, range(60))
+    # As vLLM does when a session's next input comes: all that there is now is the prompt.
+    request.num_prompt_tokens = request.num_tokens
+    server.answer(request, range(60, 70))
+    server.manager.free(request)
+    request.num_computed_tokens = 0
+    server.admit(request)
+    server.compute(request)
+    server.end(request)
+    assert server.serve([*PROMPT, *range(70)]) == 12 * SIZE
+
+
 def test_without_that_rule_others_would_use_what_saw_gaps(server, monkeypatch):
     from kvtune.engines.vllm.plugin.manager import PolicyManager
 
