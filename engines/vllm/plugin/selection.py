@@ -14,6 +14,9 @@ from torch import Tensor
 from kvtune.kernels.scores import reduce_group
 from kvtune.policies.plugin_config import QuestConfig
 
+BOUNDS_AT_ONCE = 1 << 24
+"""Numbers of pages' bounds that are copied at once, as one long request widens all rows."""
+
 
 def pages_to_read(asked: QuestConfig, held: Tensor, page_tokens: int) -> Tensor:
     """How many of its `held` pages, [rows], each row may read; at least 1, maybe more than held."""
@@ -38,6 +41,14 @@ def page_scores(queries: Tensor, bounds: Tensor, table: Tensor) -> Tensor:
     Returns:
         [Hk, rows, p] in float32, the greatest of a KV head's Hq / Hk query heads.
     """
+    heads, _, numbers = bounds.shape
+    at_once = max(BOUNDS_AT_ONCE // (heads * table.shape[1] * numbers), 1)
+    blocks = zip(torch.split(queries, at_once), torch.split(table, at_once), strict=True)
+    return torch.cat([_block_scores(asking, bounds, pages) for asking, pages in blocks], dim=1)
+
+
+def _block_scores(queries: Tensor, bounds: Tensor, table: Tensor) -> Tensor:
+    """`page_scores` of some rows."""
     rows, _, width = queries.shape
     heads = bounds.shape[0]
     grouped = queries.float().view(rows, heads, -1, width).transpose(0, 1)

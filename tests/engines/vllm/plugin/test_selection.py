@@ -5,7 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from kvtune.engines.vllm.plugin import selection
 from kvtune.engines.vllm.plugin.selection import choose, page_scores, pages_to_read
 from kvtune.kernels import pages as kernel
 from kvtune.policies.plugin_config import QuestConfig
@@ -35,6 +37,29 @@ def test_scores_are_those_of_the_kernel_for_each_row(seed, heads, group, rows, p
     for row in range(rows):
         theirs = kernel.page_scores(queries[row], low[:, table[row]], high[:, table[row]], "max")
         assert torch.equal(ours[:, row], theirs)
+
+
+def test_many_long_rows_are_scored_a_few_at_a_time(monkeypatch):
+    class Largest(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.index_select.default:
+                self.numbers = max(self.numbers, made.numel())
+            return made
+
+    random = torch.Generator().manual_seed(0)
+    heads, rows, pages, width = 2, 12, 16, 4
+    queries = integers(random, rows, heads, width)
+    bounds = integers(random, heads, 9, 2 * width)
+    table = torch.randint(0, 9, (rows, pages), generator=random)
+    at_once = page_scores(queries, bounds, table)
+    two_rows = heads * 2 * pages * 2 * width
+    monkeypatch.setattr(selection, "BOUNDS_AT_ONCE", two_rows)
+    with Largest() as largest:
+        assert torch.equal(page_scores(queries, bounds, table), at_once)
+    assert largest.numbers == two_rows
 
 
 def test_scores_in_bfloat16_are_summed_in_float32():
