@@ -51,13 +51,23 @@ def check(builder: Any, stock_builder: type, stock_impl: type, keep: Keep) -> No
     ]
     cache, common = layer.lay_out(alone, [1] * len(alone))
     expected = layer.attend(cache, common, asking)
-    tolerance = 16 * torch.finfo(ours.dtype).eps
-    if not torch.allclose(ours, expected, rtol=tolerance, atol=tolerance):
-        worst = float((ours - expected).abs().max())
+    off = _off(ours, expected)
+    # A token too many or too few changes little where pages are long, and rounding still less. Only
+    # caches of few bits may have kernels that round their own weights as roughly.
+    is_rough = layer.cache_dtype != ours.dtype
+    tolerance = 1 / 16 if is_rough else 2 * torch.finfo(ours.dtype).eps + 1e-5
+    if not off <= tolerance:  # NaN is off too
         raise BadInput(
-            f"the self-test of kvtune's plugin failed: attention to what is kept is off by {worst}",
+            "the self-test of kvtune's plugin failed: attention to what is kept is off by "
+            f"{off:.2%}, which is more than rounding ({tolerance:.2%})",
             fix="take kvtune's section out of --additional-config with this vLLM and KV cache",
         )
+
+
+def _off(ours: Tensor, expected: Tensor) -> float:
+    """How far the worst token's answer is from what it should be, as a share of that."""
+    difference = (ours.float() - expected.float()).flatten(1).norm(dim=1)
+    return float((difference / expected.float().flatten(1).norm(dim=1)).max())
 
 
 def _seen(token: int, window: SinkWindow) -> list[int]:
@@ -82,6 +92,7 @@ class _Layer:
         (self._layer,) = get_layers_from_vllm_config(builder.vllm_config, Attention, names).values()
         self._builder, self._stock_builder, self._stock_impl = builder, stock_builder, stock_impl
         self._spec = builder.kv_cache_spec
+        self.cache_dtype: torch.dtype = self._spec.dtype
         self._random = torch.Generator().manual_seed(0)
 
     def _normal(self, tokens: int, heads: int) -> Tensor:

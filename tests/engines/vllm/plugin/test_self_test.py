@@ -44,11 +44,11 @@ class StockImpl:
         starts = metadata.query_start_loc.tolist()
         for row, length in enumerate(metadata.seq_lens.tolist()):
             pages = metadata.block_table_tensor[row, : -(-length // PAGE)].tolist()
-            held = torch.cat([cache[page].transpose(0, 1) for page in pages])
+            held = torch.cat([cache[page].transpose(0, 1).float() for page in pages])
             for token in range(starts[row], starts[row + 1]):
                 seen = held[: length - (starts[row + 1] - 1 - token)]
                 keys, values = seen.repeat_interleave(HEADS // KV_HEADS, 1).chunk(2, dim=-1)
-                scores = torch.einsum("hd,thd->ht", queries[token], keys) / WIDTH**0.5
+                scores = torch.einsum("hd,thd->ht", queries[token].float(), keys) / WIDTH**0.5
                 output[token] = torch.einsum("ht,thd->hd", scores.softmax(-1), values)
 
 
@@ -81,7 +81,7 @@ def vllm(monkeypatch):
                 blocks,
                 KV_HEADS,
                 PAGE,
-                2 * WIDTH * 4,
+                2 * WIDTH * spec.dtype.itemsize,
             )
         },
     }
@@ -89,6 +89,16 @@ def vllm(monkeypatch):
         module = types.ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
+
+
+def builder_of(dtype):
+    """A builder for layers that compute and store in `dtype`."""
+    builder = StockBuilder()
+    builder.vllm_config = SimpleNamespace(model_config=SimpleNamespace(dtype=dtype))
+    builder.kv_cache_spec = SimpleNamespace(
+        block_size=PAGE, num_kv_heads=KV_HEADS, head_size=WIDTH, dtype=dtype
+    )
+    return builder
 
 
 def keep(common, window, *, late=0, longer=0, split=True):
@@ -117,6 +127,26 @@ def test_rows_that_are_off_by_a_page_or_a_token_are_found(fault):
         self_test.check(
             StockBuilder(), StockBuilder, StockImpl, lambda *given: keep(*given, **fault)
         )
+
+
+@pytest.mark.parametrize("fault", [{"late": 1}, {"late": -1}, {"longer": -1}, {"split": False}])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_token_too_few_is_found_also_on_long_pages_and_in_few_bits(monkeypatch, dtype, fault):
+    monkeypatch.setattr(sys.modules[__name__], "PAGE", 128)
+    monkeypatch.setattr(sys.modules[__name__], "WIDTH", 64)
+    builder = builder_of(getattr(torch, dtype))
+    self_test.check(builder, StockBuilder, StockImpl, keep)
+    with pytest.raises(BadInput, match="self-test"):
+        self_test.check(builder, StockBuilder, StockImpl, lambda *given: keep(*given, **fault))
+
+
+def test_an_answer_that_is_no_number_is_found():
+    class Broken(StockImpl):
+        def forward(self, layer, queries, key, value, cache, metadata, output):
+            output.fill_(float("nan"))
+
+    with pytest.raises(BadInput, match="self-test"):
+        self_test.check(StockBuilder(), StockBuilder, Broken, keep)
 
 
 def test_a_kernel_that_reads_pages_in_an_order_of_its_own_is_found():
