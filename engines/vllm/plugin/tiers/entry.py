@@ -7,12 +7,19 @@ it does not need.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
 from kvtune.errors import BadInput
 from kvtune.policies.plugin_config import TiersConfig
+
+_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where a container finds how much memory it may take, by version 2 and 1 of cgroups."""
 
 
 def enter(vllm_config: Any, asked: TiersConfig) -> None:
@@ -23,10 +30,10 @@ def enter(vllm_config: Any, asked: TiersConfig) -> None:
     """
     from vllm.config import KVTransferConfig
 
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory_bytes = _memory_bytes()
     if asked.host_bytes >= memory_bytes:
         raise BadInput(
-            f"tiers.host_bytes of {asked.host_bytes} are more than this machine's {memory_bytes}",
+            f"tiers.host_bytes of {asked.host_bytes} are more than the memory of {memory_bytes}",
             fix="set tiers.host_bytes to what the model and its KV cache leave of the memory",
         )
     if asked.disk_bytes:
@@ -37,6 +44,15 @@ def enter(vllm_config: Any, asked: TiersConfig) -> None:
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
     )
+
+
+def _memory_bytes() -> int:
+    """What this machine has, or what its container may take of it."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for limit in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
+            found.append(int(limit.read_text()))
+    return min(found)
 
 
 def _make_folder(folder: Path) -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kvtune.engines.vllm.plugin.tiers import entry
 from kvtune.engines.vllm.plugin.tiers.entry import enter
 from kvtune.errors import BadInput
 from kvtune.policies.plugin_config import TiersConfig
@@ -52,5 +53,15 @@ def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch):
 
 
 def test_more_host_memory_than_there_is_is_refused():
-    with pytest.raises(BadInput, match="more than this machine's"):
+    with pytest.raises(BadInput, match="more than the memory of"):
         enter(SimpleNamespace(), TiersConfig(host_bytes=1 << 60))
+
+
+def test_more_host_memory_than_a_container_may_take_is_refused(tmp_path, monkeypatch):
+    limits = tmp_path / "none", tmp_path / "open", tmp_path / "limit"
+    monkeypatch.setattr(entry, "_LIMITS", limits)
+    limits[1].write_text("max\n")
+    limits[2].write_text("1000000\n")
+    with pytest.raises(BadInput, match="more than the memory of 1000000"):
+        enter(SimpleNamespace(), TiersConfig(host_bytes=1000000))
+    enter(SimpleNamespace(), TiersConfig(host_bytes=999999))
