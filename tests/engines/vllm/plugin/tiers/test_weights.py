@@ -2,7 +2,9 @@
 
 import os
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from kvtune.engines.vllm.plugin.tiers.weights import has_weights, weights_digest
 
@@ -36,6 +38,17 @@ def test_the_ends_of_a_file_count(model, place):
         file.seek(place)
         file.write(bytes([byte ^ 1]))
     assert weights_digest(str(model)) != before
+
+
+def test_one_tensor_among_many_counts(tmp_path):
+    def save(trained=None):
+        tensors = {f"layers.{n}": np.full(1 << 16, n == trained, np.float32) for n in range(200)}
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        return weights_digest(str(tmp_path))
+
+    before = save()
+    assert save() == before
+    assert len({before, *(save(trained) for trained in (0, 50, 101, 199))}) == 5
 
 
 def test_another_setting_of_the_model_makes_it_another(model):
