@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from kvtune import __version__
 from kvtune.policies.base import Context
 from kvtune.policies.kv_dtype import FP8
+from kvtune.policies.plugin_arguments import whole
 from kvtune.policies.settings import base_settings, read_count
 from kvtune.types import EngineInfo
 
@@ -64,7 +65,7 @@ def why_not_served(ctx: Context) -> str:
         if (read_count(ctx.base_arguments.get(argument)) or 1) > 1:
             return f"kvtune's plugin serves one rank, and {argument} is fixed by --engine-args"
     for argument, why in _EXCLUDES.items():
-        if ctx.base_arguments.get(argument) not in (None, 0, False):
+        if whole(argument, ctx.base_arguments) not in (None, 0, False):
             return f"{argument} {why}"
     held = base_settings(ctx).kv_cache_dtype
     if held not in _STORED_AS_SAID:

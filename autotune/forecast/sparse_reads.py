@@ -19,13 +19,15 @@ from kvtune.policies.sink_window import SinkWindow
 class SparseReads:
     """`quest` reads a part of what `sink_window` keeps, in all but a `dense_share` of the layers.
 
-    Pages hold `block_tokens`.
+    Pages hold `block_tokens`; the first `protected_tokens` and the latest page are read in any
+    case, also beyond the budget.
     """
 
     block_tokens: int
     sink_window: SinkWindow | None = None
     quest: QuestConfig | None = None
     dense_share: float = 0.0
+    protected_tokens: int = 0
 
     def kept(self, cached_tokens: int, more: int) -> int:
         """Tokens that a step can read which adds `more` to a cache of so many, its own included."""
@@ -40,21 +42,25 @@ class SparseReads:
         A page's least and greatest keys take as much as one token's key and value.
         """
         kept = self.kept(cached_tokens, 1)
-        pages, budget = -(-kept // self.block_tokens), self._budget_pages(kept)
+        pages = -(-kept // self.block_tokens)
+        budget = self._budget_pages(pages)
         if budget is None or pages <= budget:
             return kept
         chosen = kept - (pages - budget) * self.block_tokens
         return self.dense_share * kept + (1 - self.dense_share) * (chosen + pages)
 
-    def _budget_pages(self, kept_tokens: int) -> int | None:
+    def _budget_pages(self, kept_pages: int) -> int | None:
         quest = self.quest
         if quest is None:
             return None
+        least = -(-self.protected_tokens // self.block_tokens) + 1
         if quest.budget_tokens is not None:
-            return -(-quest.budget_tokens // self.block_tokens)
+            return max(-(-quest.budget_tokens // self.block_tokens), least)
         if quest.share is not None:
-            return max(math.ceil(quest.share * kept_tokens / self.block_tokens), 1)
-        return quest.pages
+            # 0.07 * 100 is a little more than 7 in floating point.
+            return max(math.ceil(quest.share * kept_pages - 1e-9), least)
+        assert quest.pages is not None
+        return max(quest.pages, least)
 
 
 def sparse_reads(now: Settings, model: ModelShape | None) -> SparseReads | None:
@@ -65,4 +71,5 @@ def sparse_reads(now: Settings, model: ModelShape | None) -> SparseReads | None:
     dense = 0.0
     if quest is not None and model is not None:
         dense = min(quest.dense_layers / model.layers, 1.0)
-    return SparseReads(now.block_tokens, now.sink_window, quest, dense)
+    protected = now.plugin.protect.prefix_tokens
+    return SparseReads(now.block_tokens, now.sink_window, quest, dense, protected)

@@ -55,6 +55,7 @@ def test_a_missing_plugin_comes_with_the_command_that_mends_it(changes, why, fix
         (with_base(pipeline_parallel_size="2"), "pipeline-parallel-size is fixed"),
         (with_base(speculative_config={"model": "x"}), "speculative-config takes tokens back"),
         (with_base(kv_transfer_config={"kv_connector": "x"}), "kv-transfer-config brings in"),
+        (on(base_arguments={"speculative-config.method": "ngram"}), "speculative-config takes"),
         (with_base(kv_offloading_size=4), "kv-offloading-size brings in"),
         (with_base(prefix_match_unit=16), "prefix-match-unit copies"),
         (with_base(kv_cache_dtype_skip_layers=["0"]), "kv-cache-dtype-skip-layers gives"),

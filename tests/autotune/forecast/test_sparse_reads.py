@@ -52,6 +52,24 @@ def test_a_budget_in_any_form_is_whole_pages(quest, read):
     assert SparseReads(4, quest=quest).decoded(99) == read
 
 
+def test_a_share_is_one_of_pages_as_the_plugin_counts_them():
+    # Nine tokens are three pages, of which 0.34 is more than one: 5 of 9 tokens, three summaries.
+    assert SparseReads(4, quest=QuestConfig(share=0.34, dense_layers=0)).decoded(8) == 5 + 3
+
+
+def test_protected_pages_are_read_beyond_the_budget():
+    # Five pages are protected, and one is written.
+    reads = SparseReads(4, quest=QUEST, protected_tokens=17)
+    assert reads.decoded(99) == 24 + 25
+
+
+def test_what_is_protected_is_taken_from_the_settings():
+    asked = {QUEST_TOKENS: 12, "additional-config.kvtune.protect.prefix_tokens": 17}
+    reads = sparse_reads(settings_of(asked, on_cpu()), None)
+    assert reads is not None
+    assert reads.protected_tokens == 17
+
+
 @pytest.mark.parametrize(
     ("cached", "read"),
     [(0, 1), (15, 16), (16, 13), (19, 16), (20, 13), (99, 16)],
