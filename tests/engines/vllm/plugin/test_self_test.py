@@ -52,10 +52,17 @@ class StockImpl:
                 output[token] = torch.einsum("ht,thd->hd", scores.softmax(-1), values)
 
 
+def config_of(dtype, cache_dtype="auto"):
+    return SimpleNamespace(
+        model_config=SimpleNamespace(dtype=dtype),
+        cache_config=SimpleNamespace(cache_dtype=cache_dtype),
+    )
+
+
 class StockBuilder:
     layer_names = ("layer.0",)
     device = torch.device("cpu")
-    vllm_config = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.float32))
+    vllm_config = config_of(torch.float32)
     kv_cache_spec = SimpleNamespace(
         block_size=PAGE, num_kv_heads=KV_HEADS, head_size=WIDTH, dtype=torch.float32
     )
@@ -91,10 +98,10 @@ def vllm(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def builder_of(dtype):
+def builder_of(dtype, cache_dtype="auto"):
     """A builder for layers that compute and store in `dtype`."""
     builder = StockBuilder()
-    builder.vllm_config = SimpleNamespace(model_config=SimpleNamespace(dtype=dtype))
+    builder.vllm_config = config_of(dtype, cache_dtype)
     builder.kv_cache_spec = SimpleNamespace(
         block_size=PAGE, num_kv_heads=KV_HEADS, head_size=WIDTH, dtype=dtype
     )
@@ -138,6 +145,26 @@ def test_a_token_too_few_is_found_also_on_long_pages_and_in_few_bits(monkeypatch
     self_test.check(builder, StockBuilder, StockImpl, keep)
     with pytest.raises(BadInput, match="self-test"):
         self_test.check(builder, StockBuilder, StockImpl, lambda *given: keep(*given, **fault))
+
+
+def test_a_kernel_for_fp8_may_round_more_roughly_and_still_not_lose_a_page():
+    class Rough(StockImpl):
+        def forward(self, layer, queries, key, value, cache, metadata, output):
+            StockImpl.forward(self, layer, queries, key, value, cache, metadata, output)
+            # Rows that ask more at once are rounded to one part in 16, up or down.
+            if metadata.max_query_len > 1:
+                output *= 1 + torch.tensor([1 / 32, -1 / 32]).repeat(WIDTH // 2)
+
+    self_test.check(builder_of(torch.float32, "fp8_e4m3"), StockBuilder, Rough, keep)
+    with pytest.raises(BadInput, match="self-test"):
+        self_test.check(builder_of(torch.float32), StockBuilder, Rough, keep)
+    with pytest.raises(BadInput, match="self-test"):
+        self_test.check(
+            builder_of(torch.float32, "fp8"),
+            StockBuilder,
+            Rough,
+            lambda *given: keep(*given, late=1),
+        )
 
 
 def test_an_answer_that_is_no_number_is_found():
