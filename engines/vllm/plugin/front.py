@@ -7,6 +7,7 @@ in a worker minutes later.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
@@ -25,11 +26,14 @@ _log = logging.getLogger("vllm.kvtune")
 
 def register() -> None:
     """Put our backend where vLLM looks for one, and our check before a start. Idempotent."""
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    # Another version of vLLM may have no such place. Servers that ask are refused there; all others
+    # have to start.
+    with contextlib.suppress(ImportError, AttributeError):
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    for member in (AttentionBackendEnum.CPU_ATTN, AttentionBackendEnum.CUSTOM):
-        if not member.is_overridden():
-            register_backend(member, BACKEND)
+        for member in (AttentionBackendEnum.CPU_ATTN, AttentionBackendEnum.CUSTOM):
+            if not member.is_overridden():
+                register_backend(member, BACKEND)
     # Processes that read no arguments need not have it.
     if arguments := sys.modules.get("vllm.engine.arg_utils"):
         _wrap(arguments.EngineArgs)
@@ -43,7 +47,7 @@ def _wrap(engine_args: Any) -> None:
     @functools.wraps(original)
     def create_engine_config(self: Any, usage_context: Any = None, *rest: Any, **named: Any) -> Any:
         try:
-            plugin_config(self.additional_config)
+            plugin_config(getattr(self, "additional_config", None))
             config = original(self, usage_context, *rest, **named)
             begin(config)
         except BadInput as error:
@@ -68,7 +72,13 @@ def begin(vllm_config: Any) -> None:
     _forget_backends()
     if not asked.is_asked:
         return
-    facts = facts_of(vllm_config)
+    try:
+        facts = facts_of(vllm_config)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(
+            f"the plugin does not find its way in this version of vLLM: {error}",
+            fix=f"install vLLM {TESTED}, or take kvtune's section out of --additional-config",
+        ) from error
     if reasons := refusals(facts, asked):
         raise BadInput(
             f"the plugin cannot serve this: {'; '.join(each.why for each in reasons)}",
@@ -93,6 +103,7 @@ def begin(vllm_config: Any) -> None:
 
 def _forget_backends() -> None:
     """Let vLLM look for a backend anew, as it keeps the last one for whatever is asked next."""
-    from vllm.v1.attention import selector
+    with contextlib.suppress(ImportError, AttributeError):
+        from vllm.v1.attention import selector
 
-    selector._cached_get_attn_backend.cache_clear()
+        selector._cached_get_attn_backend.cache_clear()

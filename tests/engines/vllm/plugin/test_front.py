@@ -88,6 +88,42 @@ def test_registering_again_changes_nothing(vllm):
     assert vllm.arguments.create_engine_config is once
 
 
+@pytest.fixture
+def strange_vllm(vllm, monkeypatch):
+    """Another version, which has neither the registry nor the facts where we look for them."""
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.registry", types.ModuleType("r"))
+
+    def facts_of(config):
+        raise AttributeError("'ModelConfig' has no 'rswa_window'")
+
+    monkeypatch.setattr(front, "facts_of", facts_of)
+    return vllm
+
+
+def test_on_a_vllm_of_another_shape_a_server_that_asks_for_nothing_starts(strange_vllm):
+    front.register()
+    assert strange_vllm.arguments({}).create_engine_config(SERVER).additional_config == {}
+
+
+def test_on_a_vllm_of_another_shape_a_server_that_asks_is_refused_in_one_line(strange_vllm):
+    front.register()
+    with pytest.raises(SystemExit, match=r"rswa_window.* To fix: install vLLM 0\.32"):
+        strange_vllm.arguments(STREAMING).create_engine_config(SERVER)
+    assert strange_vllm.begun == []
+
+
+def test_looking_backends_up_anew_needs_no_cache_of_them(monkeypatch):
+    selector = types.ModuleType("vllm.v1.attention.selector")
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention", types.ModuleType("a"))
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.selector", selector)
+    front._forget_backends()
+    selector._cached_get_attn_backend = SimpleNamespace(cache_clear=lambda: cleared.append(1))
+    cleared = []
+    sys.modules["vllm.v1.attention"].selector = selector
+    front._forget_backends()
+    assert cleared == [1]
+
+
 def test_a_server_that_asks_for_nothing_starts_as_ever(vllm):
     front.register()
     config = vllm.arguments({"theirs": 1}).create_engine_config(SERVER, headless=True)
