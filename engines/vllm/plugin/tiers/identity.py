@@ -43,12 +43,13 @@ def identity(vllm_config: Any, kv_cache_config: Any, asked: PluginConfig) -> str
             "block_tokens": spec.block_size,
             "layout": kv_cache_config.kv_cache_layout,
             # The CPU kernels lay a page out as suits the instructions that the CPU has.
-            "isa": _isa(spec),
+            "isa": _isa(model.dtype, cache.cache_dtype, spec),
         }
     )
 
 
-def _isa(spec: Any) -> str:
+def _isa(dtype: Any, kv_dtype: str, spec: Any) -> str:
+    """As the kernels' metadata builder has it: the model's dtype decides in 8-bit caches too."""
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-    return str(_get_attn_isa(spec.dtype, spec.block_size, spec.head_size))
+    return str(_get_attn_isa(dtype, spec.block_size, spec.head_size, kv_dtype))

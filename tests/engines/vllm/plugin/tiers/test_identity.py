@@ -21,6 +21,12 @@ def vllm():
         importlib.import_module("vllm.v1.attention.backends.cpu_attn")
 
 
+@pytest.fixture(autouse=True)
+def avx512(monkeypatch):
+    """Caches in FP8 ask for it."""
+    monkeypatch.setattr("torch.cpu._is_avx512_supported", lambda: True)
+
+
 @pytest.fixture
 def model(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"weights")
@@ -45,11 +51,13 @@ def told(model, *, asked=ASKED, **changed):
     spec = SimpleNamespace(
         page_size_bytes=given["page_bytes"],
         block_size=given["tokens"],
-        dtype=torch.float32,
+        dtype=torch.uint8 if given["kv_dtype"] == "fp8" else torch.bfloat16,
         head_size=64,
     )
     config = SimpleNamespace(
-        model_config=SimpleNamespace(model=str(model), compute_hash=lambda: given["hash"]),
+        model_config=SimpleNamespace(
+            model=str(model), dtype=torch.bfloat16, compute_hash=lambda: given["hash"]
+        ),
         cache_config=SimpleNamespace(
             prefix_caching_hash_algo=given["algo"], cache_dtype=given["kv_dtype"]
         ),
@@ -90,9 +98,9 @@ def test_other_weights_under_the_same_path_make_it_another(model):
     assert told(model) != before
 
 
-def test_a_cpu_with_other_instructions_lays_pages_out_otherwise(model, monkeypatch):
-    from vllm.v1.attention.backends import cpu_attn
-
-    before = told(model)
-    monkeypatch.setattr(cpu_attn, "_get_attn_isa", lambda *_: "amx")
-    assert told(model) != before
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+def test_a_cpu_with_other_instructions_lays_pages_out_otherwise(model, monkeypatch, kv_dtype):
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
+    before = told(model, kv_dtype=kv_dtype)
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: True)
+    assert told(model, kv_dtype=kv_dtype) != before
