@@ -59,6 +59,7 @@ class Planner:
         self, asked: TiersConfig, identity: str, block_tokens: int, row_bytes: int
     ) -> None:
         self._prefix = f"{identity}-"
+        self._folder = Path(asked.disk_path)
         self._block_tokens = block_tokens
         self._row_bytes = row_bytes
         slots = slots_of(asked, row_bytes)
@@ -66,7 +67,7 @@ class Planner:
         if self._lock is None:
             self._places = Placement(slots)
         else:
-            kept = files.kept(Path(asked.disk_path))
+            kept = files.kept(self._folder)
             self._places = Placement(slots, asked.disk_bytes, files.file_bytes(row_bytes), kept)
         self._loads: dict[str, list[Load]] = {}
         self._in_flight: dict[str, list[Load]] = {}
@@ -119,6 +120,12 @@ class Planner:
         that the identity was made of.
         """
         self._places.forget(self._prefix)
+        # At once: a server at rest has no next step, and may end before there is one.
+        for name in self._places.take_dropped():
+            try:
+                files.remove(self._folder, name)
+            except OSError:
+                self._places.dropped.append(name)  # The worker will try again, and say why not.
         self._prefix = f"{secrets.token_hex(8)}-"
 
     def close(self) -> None:

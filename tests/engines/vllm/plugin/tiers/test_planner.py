@@ -108,9 +108,28 @@ def test_what_is_lost_is_not_promised_again():
 def test_a_reset_forgets_pages_on_disk_too(tmp_path):
     plans = planner(2, 4, tmp_path)
     (store,) = keep(plans, 0).stores
+    files.write(tmp_path, store.name, memoryview(bytes(ROW_BYTES)))
     plans.written(store.name, is_there=True)
     plans.forget()
     assert plans.loadable_tokens(HASHES[:1]) == 0
+    assert files.kept(tmp_path) == []
+
+
+def test_what_a_reset_cannot_remove_is_left_to_the_worker(tmp_path):
+    plans = planner(2, 4, tmp_path)
+    (store,) = keep(plans, 0).stores
+    files.path_of(tmp_path, store.name).mkdir(parents=True)
+    plans.written(store.name, is_there=True)
+    plans.forget()
+    assert keep(plans).dropped == [store.name]
+
+
+def test_a_page_that_is_being_written_at_a_reset_is_removed_with_a_later_step(tmp_path):
+    plans = planner(2, 4, tmp_path)
+    (store,) = keep(plans, 0).stores
+    plans.forget()
+    assert keep(plans).dropped == []
+    plans.written(store.name, is_there=True)
     assert keep(plans).dropped == [store.name]
 
 
