@@ -14,8 +14,9 @@ from torch import Tensor
 from kvtune.kernels.scores import reduce_group
 from kvtune.policies.plugin_config import QuestConfig
 
-BOUNDS_AT_ONCE = 1 << 24
-"""Numbers of pages' bounds that are copied at once, as one long request widens all rows."""
+BOUNDS_AT_ONCE = 1 << 20
+"""Numbers of pages' bounds that are copied at once, about what a processor's cache holds. All at
+once would take gigabytes where one request is long, as it widens the rows of all."""
 
 
 def pages_to_read(asked: QuestConfig, held: Tensor, page_tokens: int) -> Tensor:
