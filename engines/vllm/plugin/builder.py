@@ -114,12 +114,15 @@ def kept(common: Any, sink_window: SinkWindow) -> Any:
 
     Lengths become those of what is kept.
     """
-    rows = kept_rows(common.query_start_loc_cpu, host_lengths(common), sink_window)
+    lengths = host_lengths(common)
+    rows = kept_rows(common.query_start_loc_cpu, lengths, sink_window)
     if rows is None:
         return common
     device = common.seq_lens.device
+    # vLLM's tables are as wide as a request may get, which is far more than any has at most times.
+    width = -(-int(lengths.max()) // sink_window.block_tokens)
     table = without_middle(
-        common.block_table_tensor[rows.source.to(device)],
+        common.block_table_tensor[rows.source.to(device), :width],
         sink_window.sink_blocks,
         rows.dropped.to(device),
     )

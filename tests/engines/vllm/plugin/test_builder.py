@@ -110,6 +110,12 @@ def test_rows_are_told_of_what_is_kept_and_tokens_of_where_they_are(make):
     assert common.block_table_tensor[0, :4].tolist() == [0, 1, 2, 3]
 
 
+def test_no_more_of_a_table_is_rewritten_than_the_longest_request_has(make):
+    common = step((80, 1, False), (5, 2, True))
+    assert common.block_table_tensor.shape[1] > 11
+    assert make().build(0, common).block_table_tensor.shape == (2, 11)
+
+
 def test_the_rows_of_a_cut_chunk_are_still_of_a_prompt(make):
     told = make().build(0, step((76, 12, True), (80, 1, False)))
     # Tokens 76 to 79 and 80 to 87 are of two pages.
