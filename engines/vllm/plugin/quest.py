@@ -70,7 +70,7 @@ class Steps:
         self.sparse_layers = len(builder.layer_names) - self.dense_layers
         # Without policies of its own it builds what the stock kernel wants for any batch.
         self.plain = copy.copy(builder)
-        self.plain.sink_window = self.plain.quest = None
+        self.plain.sink_window = self.plain.quest = self.plain.eviction = None
         self.per_head = copy.copy(self.plain)
         self.parts = 1
         if asked.per_kv_head:
