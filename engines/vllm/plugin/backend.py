@@ -16,6 +16,7 @@ from typing import Any
 
 from kvtune.engines.vllm.plugin.asked import asked_of, telling_fixes
 from kvtune.engines.vllm.plugin.builder import builder_class
+from kvtune.engines.vllm.plugin.layers import checked
 from kvtune.policies.plugin_config import PluginConfig
 
 
@@ -48,7 +49,7 @@ def stock_backend() -> Any:
 @functools.cache
 def backend_class(stock: Any, asked: PluginConfig, max_in_flight_tokens: int) -> type:
     """The subclass of the `stock` backend that does what is `asked` for."""
-    stock_impl, stock_builder = stock.get_impl_cls(), stock.get_builder_cls()
+    stock_impl, stock_builder = checked(stock.get_impl_cls(), asked), stock.get_builder_cls()
     if asked.store is not None:
         from kvtune.engines.vllm.plugin.store import wrapped
 

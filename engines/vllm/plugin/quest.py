@@ -21,7 +21,6 @@ from torch import Tensor
 from kvtune.engines.vllm.plugin.counters import counters
 from kvtune.engines.vllm.plugin.selection import choose, page_scores, pages_to_read
 from kvtune.engines.vllm.plugin.summaries import Summaries, Writes, writes_of
-from kvtune.errors import BadInput
 from kvtune.policies.plugin_config import QuestConfig
 
 
@@ -162,7 +161,6 @@ def impl_class(stock: type, asked: QuestConfig) -> type:
     class Impl(stock):  # type: ignore[misc]
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
-            _check(self)
             self.summaries: Summaries | None = None
 
         def forward(
@@ -227,28 +225,6 @@ def impl_class(stock: type, asked: QuestConfig) -> type:
             return self.summaries
 
     return Impl
-
-
-def _check(impl: Any) -> None:
-    """Refuse a layer that Quest would serve wrong; only the layer itself knows.
-
-    Raises:
-        BadInput: it says why.
-    """
-    why = None
-    if impl.attn_type != "decoder":
-        why = f"attends as {impl.attn_type}"
-    elif impl.kv_sharing_target_layer_name is not None:
-        why = "reads the KV cache of another layer"
-    elif impl.alibi_slopes is not None:
-        why = "weighs keys by their distance (ALiBi), which left-out pages would shorten"
-    elif impl.sinks is not None:
-        why = "has attention sinks of its own, which were never tried"
-    if why is not None:
-        raise BadInput(
-            f"kvtune's quest cannot serve a layer that {why}",
-            fix="take quest out of kvtune's section of --additional-config for this model",
-        )
 
 
 def _split(rows: Tensor, parts: int) -> Tensor:

@@ -6,17 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from kvtune.errors import BadInput
-
 
 def impl_class(stock: type) -> type:
     """`stock`, an `AttentionImpl`, that adds its attention to the scores of its step."""
 
     class Impl(stock):  # type: ignore[misc]
-        def __init__(self, *given: Any, **named: Any) -> None:
-            super().__init__(*given, **named)
-            _check(self)
-
         def forward(
             self,
             layer: Any,
@@ -37,21 +31,3 @@ def impl_class(stock: type) -> type:
             return attended
 
     return Impl
-
-
-def _check(impl: Any) -> None:
-    """Refuse a layer whose attention is not what the scores take it for.
-
-    Raises:
-        BadInput: it says why.
-    """
-    why = None
-    if impl.alibi_slopes is not None:
-        why = "weighs keys by their distance (ALiBi)"
-    elif impl.sinks is not None:
-        why = "has attention sinks of its own"
-    if why is not None:
-        raise BadInput(
-            f"kvtune's page eviction was never tried with a layer that {why}",
-            fix="take page_eviction out of kvtune's section of --additional-config",
-        )

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from kvtune.engines.vllm.plugin.counters import counters
-from kvtune.engines.vllm.plugin.store import layers
 from kvtune.engines.vllm.plugin.store.attend import (
     Rows,
     attend,
@@ -121,7 +120,6 @@ def impl_class(stock: type, asked: StoreConfig) -> type:
     class Impl(stock):  # type: ignore[misc]
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
-            layers.check(self)
             self.open = torch.empty(0)
 
         def do_kv_cache_update(self, *_: Any) -> None:

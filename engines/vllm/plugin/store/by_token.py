@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from kvtune.engines.vllm.plugin.counters import counters
-from kvtune.engines.vllm.plugin.store import layers
 from kvtune.engines.vllm.plugin.store.attend import (
     attend,
     pages_together,
@@ -29,10 +28,6 @@ def impl_class(stock: type, asked: StoreConfig) -> type:
     """`stock`, an `AttentionImpl`, over cells of the format that is `asked` for."""
 
     class Impl(stock):  # type: ignore[misc]
-        def __init__(self, *given: Any, **named: Any) -> None:
-            super().__init__(*given, **named)
-            layers.check(self)
-
         def do_kv_cache_update(
             self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
         ) -> None:

@@ -8,7 +8,6 @@ import torch
 
 from kvtune.engines.vllm.plugin import quest
 from kvtune.engines.vllm.plugin.counters import Counters
-from kvtune.errors import BadInput
 from kvtune.kernels import pages as kernel
 from kvtune.kernels.topk import top_indices
 from kvtune.policies.plugin_config import QuestConfig
@@ -279,17 +278,3 @@ def test_summaries_follow_a_cache_of_another_size(monkeypatch):
     engine.cache = torch.zeros(BLOCKS + 10, HEADS, PAGE, 2 * WIDTH)
     engine.step(b=1, prompt="b")
     assert figures.get("summary_bytes") == 2 * 8 * 4 * (BLOCKS + 10) * HEADS
-
-
-@pytest.mark.parametrize(
-    ("named", "why"),
-    [
-        ({"attn_type": "encoder"}, "attends as encoder"),
-        ({"kv_sharing_target_layer_name": "model.layers.0"}, "another layer"),
-        ({"alibi_slopes": torch.ones(4)}, "ALiBi"),
-        ({"sinks": torch.ones(4)}, "sinks"),
-    ],
-)
-def test_layers_that_would_be_served_wrong_are_refused(named, why):
-    with pytest.raises(BadInput, match=why):
-        quest.impl_class(Stock, QuestConfig(pages=2))(**named)
