@@ -1,46 +1,20 @@
 """Runs vLLM in this process with page eviction as asked, and tells what it answers and holds.
 
-`evict_engine.py MODEL`: reads one JSON object a line, {"asked": ..., "calls": ..., "engine": ...},
-and answers with one each. vLLM is imported once; each line gets a fork of its own.
+`evict_engine.py MODEL`, see `vllm_forks`, answers {"asked": ..., "calls": ..., "engine": ...}.
 
 `calls` are lists of prompts, as text or token ids, each answered together with `tokens` tokens.
 `engine` are arguments of `LLM` beside those here. `aborted` are prompts that arrive together and
 are given up after one step, then again after two, and so on, before any call.
 """
 
-import json
-import os
-import sys
-
-os.environ |= {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that the pool can be looked at
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "HF_HUB_OFFLINE": "1",
-}
+from vllm_forks import greedy, serve, start
 
 
 def answers(model, asked, calls, tokens, engine, aborted=()):
     """What vLLM answers, greedily, and what it holds."""
-    from vllm import LLM, SamplingParams
-
     from kvtune.engines.vllm.plugin.counters import counters
 
-    llm = LLM(
-        model,
-        additional_config={"kvtune": asked} if asked else {},
-        distributed_executor_backend="uni",
-        enforce_eager=True,
-        **{
-            "dtype": "float32",
-            "block_size": 32,
-            "max_model_len": 4096,
-            "max_num_batched_tokens": 512,
-            "max_num_seqs": 8,
-            "kv_cache_memory_bytes": 300 << 20,
-            **engine,
-        },
-    )
+    llm = start(model, asked, **{"kv_cache_memory_bytes": 300 << 20, **engine})
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     pool = scheduler.kv_cache_manager.block_pool
     preempted, running = [], []
@@ -56,12 +30,12 @@ def answers(model, asked, calls, tokens, engine, aborted=()):
         return scheduled
 
     scheduler._preempt_request, scheduler.schedule = _preempt_request, watched
-    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    draw = greedy(tokens)
     told = {"prompts": [], "ids": [], "cached": [], "texts": [], "free": []}
     for steps in range(1, len(aborted) + 1):
         names = [f"{steps}-{number}" for number in range(len(aborted))]
         for name, prompt in zip(names, aborted, strict=True):
-            llm.llm_engine.add_request(name, prompt, greedy)
+            llm.llm_engine.add_request(name, prompt, draw)
         for _ in range(steps):
             llm.llm_engine.step()
         llm.llm_engine.abort_request(names)
@@ -70,7 +44,7 @@ def answers(model, asked, calls, tokens, engine, aborted=()):
     for prompts in calls:
         done = llm.generate(
             [p if isinstance(p, str) else {"prompt_token_ids": p} for p in prompts],
-            greedy,
+            draw,
             use_tqdm=False,
         )
         told["prompts"].append([list(request.prompt_token_ids) for request in done])
@@ -89,25 +63,5 @@ def answers(model, asked, calls, tokens, engine, aborted=()):
     }
 
 
-def main():
-    import vllm.v1.engine.llm_engine
-    import vllm.v1.worker.cpu_worker  # noqa: F401
-
-    model = sys.argv[1]
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # vLLM logs to where answers go
-    for line in sys.stdin:
-        receive, send = os.pipe()
-        if (child := os.fork()) == 0:
-            with os.fdopen(send, "w") as pipe:
-                json.dump(answers(model, **json.loads(line)), pipe)
-            os._exit(0)
-        os.close(send)
-        with os.fdopen(receive) as pipe:
-            told = pipe.read()
-        os.waitpid(child, 0)
-        print(told or json.dumps({"failed": True}), file=answer, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(answers)

@@ -1,55 +1,38 @@
 """Runs vLLM in this process, with Quest as asked, and tells what it answers and what Quest chose.
 
-`quest_engine.py MODEL`: reads one JSON object a line, {"quest": ..., "dtype": ..., "calls": ...,
-"check": ...}, and answers with one each. vLLM is imported once; each line gets a fork of its own.
+`quest_engine.py MODEL`, see `vllm_forks`, answers {"quest": ..., "calls": ..., "check": ...}.
 
 `calls` are lists of prompts, as token ids, each answered together. With `check`, choices and
 outputs of sparse rows are held against the reference engine's Quest over the keys and values that
 their layer was given.
 """
 
-import json
-import os
-import sys
 from collections import defaultdict
+
+from vllm_forks import greedy, serve, start
 
 PAGE, TOKENS = 32, 24
 LAYERS = (2, 4, 7)
 """Those that are held against the reference, the first sparse one and the last among them."""
 
-os.environ |= {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that layers can be watched
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "HF_HUB_OFFLINE": "1",
-}
 
-
-def answers(model, asked):
+def answers(model, quest, calls, kv_cache_dtype="auto", check=False):
     """What vLLM answers, greedily."""
-    from vllm import LLM, SamplingParams
-
-    config = {} if asked["quest"] is None else {"kvtune": {"quest": asked["quest"]}}
-    watch = Watch() if asked.get("check") else None
-    engine = LLM(
+    watch = Watch() if check else None
+    engine = start(
         model,
-        dtype=asked["dtype"],
-        kv_cache_dtype=asked.get("kv_cache_dtype", "auto"),
-        block_size=PAGE,
+        None if quest is None else {"quest": quest},
         max_model_len=6200,
-        max_num_batched_tokens=512,
         max_num_seqs=12,
         skip_tokenizer_init=True,
         kv_cache_memory_bytes=160 << 20,
-        enforce_eager=True,
-        additional_config=config,
-        distributed_executor_backend="uni",
+        kv_cache_dtype=kv_cache_dtype,
     )
-    greedy = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
+    draw = greedy(TOKENS, detokenize=False)
     ids, cached = [], []
-    for prompts in asked["calls"]:
+    for prompts in calls:
         done = engine.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts], greedy, use_tqdm=False
+            [{"prompt_token_ids": prompt} for prompt in prompts], draw, use_tqdm=False
         )
         ids.append([list(request.outputs[0].token_ids) for request in done])
         cached.append([request.num_cached_tokens for request in done])
@@ -145,25 +128,5 @@ class Watch:
         return {"rows": self.rows, "other_choices": self.other_choices, "error": self.error}
 
 
-def main():
-    import vllm.v1.engine.llm_engine
-    import vllm.v1.worker.cpu_worker  # noqa: F401
-
-    model = sys.argv[1]
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # vLLM logs to where answers go
-    for line in sys.stdin:
-        receive, send = os.pipe()
-        if (child := os.fork()) == 0:
-            with os.fdopen(send, "w") as pipe:
-                json.dump(answers(model, json.loads(line)), pipe)
-            os._exit(0)
-        os.close(send)
-        with os.fdopen(receive) as pipe:
-            told = pipe.read()
-        os.waitpid(child, 0)
-        print(told or json.dumps({"failed": True}), file=answer, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(answers)

@@ -1,7 +1,6 @@
 """Runs vLLM in this process with the plugin as asked, and tells what it answers and what it held.
 
-`streaming_engine.py MODEL`: reads one JSON object a line and answers with one each. vLLM is
-imported once; each line gets a fork of its own. A line is one of
+`streaming_engine.py MODEL`, see `vllm_forks`, answers one of
 
 - {"asked": {...} or null, "arguments": {...}, "calls": [[prompt, ...], ...], "tokens": 20,
   "forget": bool}: `calls` are lists of prompts, each answered together, greedily, by so many
@@ -11,49 +10,24 @@ imported once; each line gets a fork of its own. A line is one of
   which a token sees `sinks` pages, `window` pages before its own, and its own.
 """
 
-import json
-import os
-import sys
+from vllm_forks import greedy, serve, start
 
 TOKENS = 20
-
-os.environ |= {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that pages can be counted
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "HF_HUB_OFFLINE": "1",
-}
 
 
 def answers(model, asked, arguments, calls, tokens=TOKENS, forget=False):
     """What vLLM answers, and what its pool of pages looks like in the end."""
-    from vllm import LLM, SamplingParams
-
     from kvtune.engines.vllm.plugin.counters import counters
 
-    engine = LLM(
-        model,
-        dtype="float32",
-        enforce_eager=True,
-        additional_config={"kvtune": asked} if asked else {},
-        distributed_executor_backend="uni",
-        **{
-            "block_size": 32,
-            "max_model_len": 2048,
-            "max_num_batched_tokens": 256,
-            "max_num_seqs": 4,
-            "kv_cache_memory_bytes": 200 << 20,
-            **arguments,
-        },
-    )
+    sizes = {"max_model_len": 2048, "max_num_batched_tokens": 256, "max_num_seqs": 4}
+    engine = start(model, asked, **{"kv_cache_memory_bytes": 200 << 20, **sizes, **arguments})
     ids, cached, sure, done = [], [], [], []
-    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=1)
     for prompts in calls:
         given = [
             {"prompt_token_ids": conversation(done[0])} if prompt is None else prompt
             for prompt in prompts
         ]
-        done = engine.generate(given, greedy, use_tqdm=False)
+        done = engine.generate(given, greedy(tokens, logprobs=1), use_tqdm=False)
         ids.append([list(request.outputs[0].token_ids) for request in done])
         sure.append([logprob_of_first(request.outputs[0]) for request in done])
         cached.append([request.num_cached_tokens for request in done])
@@ -107,27 +81,5 @@ def masked(model, mask, prompt):
     return {"ids": answer}
 
 
-def main():
-    import vllm.v1.engine.llm_engine
-    import vllm.v1.worker.cpu_worker  # noqa: F401
-
-    model = sys.argv[1]
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # vLLM logs to where answers go
-    for line in sys.stdin:
-        receive, send = os.pipe()
-        if (child := os.fork()) == 0:
-            with os.fdopen(send, "w") as pipe:
-                wanted = json.loads(line)
-                does = masked if "mask" in wanted else answers
-                json.dump(does(model, **wanted), pipe)
-            os._exit(0)
-        os.close(send)
-        with os.fdopen(receive) as pipe:
-            told = pipe.read()
-        os.waitpid(child, 0)
-        print(told or json.dumps({"failed": True}), file=answer, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(lambda model, **wanted: (masked if "mask" in wanted else answers)(model, **wanted))

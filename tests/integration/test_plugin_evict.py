@@ -1,13 +1,10 @@
 """Page eviction on a real vLLM: what is left answers, what is gone is free, nothing is lost."""
 
-import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from contracts.processor import DTYPE
+from contracts.forks import forks
 
 pytestmark = pytest.mark.integration
 
@@ -36,20 +33,13 @@ CALLS = [[LONG], [LONG, MIDDLE, SHORT], [diary(18 + n, 1000 + n, 5, n) for n in 
 
 @pytest.fixture(scope="module")
 def run(model):
-    with subprocess.Popen(
-        [sys.executable, ENGINE, model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with forks(ENGINE, model) as ask:
 
         def run(asked, calls=CALLS, tokens=TOKENS, aborted=(), **engine):
-            line = {"asked": asked, "calls": calls, "tokens": tokens, "aborted": aborted}
-            process.stdin.write(json.dumps(line | {"engine": {"dtype": DTYPE} | engine}) + "\n")
-            process.stdin.flush()
-            told = json.loads(process.stdout.readline())
-            assert "failed" not in told, "vLLM ended; its log is above"
-            return told
+            told = {"asked": asked, "calls": calls, "tokens": tokens, "aborted": aborted}
+            return ask({**told, "engine": engine})
 
         yield run
-        process.stdin.close()
 
 
 @pytest.fixture(scope="module")

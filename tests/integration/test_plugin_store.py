@@ -1,11 +1,9 @@
 """Quantized pages on a real vLLM: how many there are, and what it answers over them."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from contracts.forks import forks
 
 pytestmark = pytest.mark.integration
 
@@ -56,20 +54,12 @@ def question(sentences):
 
 @pytest.fixture(scope="module")
 def run(model):
-    with subprocess.Popen(
-        [sys.executable, ENGINE, model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with forks(ENGINE, model) as ask:
 
         def run(asked=None, *, calls, tokens=16, **engine):
-            told = {"asked": asked, "calls": calls, "tokens": tokens, "engine": engine}
-            process.stdin.write(json.dumps(told) + "\n")
-            process.stdin.flush()
-            told = json.loads(process.stdout.readline())
-            assert "failed" not in told, "vLLM ended; its log is above"
-            return told
+            return ask({"asked": asked, "calls": calls, "tokens": tokens, "engine": engine})
 
         yield run
-        process.stdin.close()
 
 
 def same_but_for_ties(ours, theirs, tie):

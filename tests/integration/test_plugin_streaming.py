@@ -1,11 +1,9 @@
 """StreamingLLM on a real vLLM: what is kept is attended to as it should, and the rest is freed."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from contracts.forks import forks
 
 pytestmark = pytest.mark.integration
 
@@ -33,21 +31,14 @@ LONG = story(90)
 
 @pytest.fixture(scope="module")
 def run(model):
-    with subprocess.Popen(
-        [sys.executable, ENGINE, model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with forks(ENGINE, model) as ask:
 
         def run(asked=None, *, may_fail=False, **wanted):
             if "mask" not in wanted:
                 wanted = {"asked": asked, "arguments": {}, **wanted}
-            process.stdin.write(json.dumps(wanted) + "\n")
-            process.stdin.flush()
-            told = json.loads(process.stdout.readline())
-            assert may_fail or "failed" not in told, "vLLM ended; its log is above"
-            return told
+            return ask(wanted, may_fail=may_fail)
 
         yield run
-        process.stdin.close()
 
 
 def test_where_nothing_is_dropped_answers_are_those_of_stock_vllm(run):

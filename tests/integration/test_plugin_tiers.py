@@ -4,15 +4,11 @@ Prompts are random tokens, which no two of them share. A prompt of 600 tokens ha
 24 tokens more; a pool of 40 pages holds two such prompts and their answers, and no page of a third.
 """
 
-import json
 import random
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
+from contracts.forks import forks
 
 pytestmark = pytest.mark.integration
 ENGINE = Path(__file__).with_name("tiers_engine.py")
@@ -26,35 +22,12 @@ HOST = {"tiers": {"host_bytes": 100 * PAGE_BYTES}}
 
 
 @pytest.fixture(scope="module")
-def shallow(model, tmp_path_factory):
-    """The first layers of the model, which compute as exactly as all, and sooner."""
-    folder = tmp_path_factory.mktemp("model") / "shallow"
-    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": LAYERS}
-    (folder / "config.json").write_text(json.dumps(config))
-    weights = {
-        name: weight
-        for path in Path(model).glob("*.safetensors")
-        for name, weight in load_file(path).items()
-        if ".layers." not in name or int(name.split(".")[2]) < LAYERS
-    }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-@pytest.fixture(scope="module")
 def serve(shallow):
-    with subprocess.Popen(
-        [sys.executable, ENGINE, shallow], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with forks(ENGINE, shallow) as ask:
 
         def told(kvtune, calls, pages=40, **more):
-            asked = {"kvtune": kvtune, "calls": calls, "pool_bytes": pages * PAGE_BYTES, **more}
-            process.stdin.write(json.dumps(asked) + "\n")
-            process.stdin.flush()
-            answer = json.loads(process.stdout.readline())
-            assert "failed" not in answer, "vLLM ended; its log is above"
-            return answer
+            pool = {"pool_bytes": pages * PAGE_BYTES}
+            return ask({"kvtune": kvtune, "calls": calls, **pool, **more})
 
         yield told
 

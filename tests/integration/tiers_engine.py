@@ -1,57 +1,41 @@
 """Runs vLLM in this process, with tiers as asked, and tells what it answers and where from.
 
-`tiers_engine.py MODEL`: reads one JSON object a line, {"kvtune": ..., "calls": ..., "pool_bytes":
-...}, and answers with one each. vLLM is imported once; each line gets a fork of its own, which is a
-server that starts anew.
+`tiers_engine.py MODEL`, see `vllm_forks`, answers {"kvtune": ..., "calls": ..., "pool_bytes": ...}.
+Each line has a server that starts anew.
 
 `calls` are lists of prompts, as token ids, each answered together from a pool of so many bytes.
 What is told of pages are digests of the bytes that the pool holds under the hash of their tokens.
 """
 
 import hashlib
-import json
 import logging
-import os
-import sys
 from collections import Counter
 
-PAGE, TOKENS = 32, 16
-os.environ |= {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that pages can be looked at
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-    "HF_HUB_OFFLINE": "1",
-}
+from vllm_forks import greedy, serve, start
+
+TOKENS = 16
 
 
-def answers(model, asked):
+def answers(model, kvtune, calls, pool_bytes, chunk=256):
     """What vLLM answers, greedily."""
-    from vllm import LLM, SamplingParams
-
-    engine = LLM(
+    engine = start(
         model,
-        dtype="float32",
-        block_size=PAGE,
+        kvtune,
         max_model_len=1200,
-        max_num_batched_tokens=asked.get("chunk", 256),
+        max_num_batched_tokens=chunk,
         max_num_seqs=4,
-        kv_cache_memory_bytes=asked["pool_bytes"],
-        enforce_eager=True,
+        kv_cache_memory_bytes=pool_bytes,
         disable_log_stats=False,
-        additional_config={"kvtune": asked["kvtune"]},
-        distributed_executor_backend="uni",
     )
     warnings = []
     handler = logging.Handler()
     handler.emit = lambda record: warnings.append(record.getMessage())
     logging.getLogger("vllm.kvtune").addHandler(handler)
-    greedy = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     told = []
-    for prompts in asked["calls"]:
+    for prompts in calls:
         before = sources(engine)
         done = engine.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts], greedy, use_tqdm=False
+            [{"prompt_token_ids": prompt} for prompt in prompts], greedy(TOKENS), use_tqdm=False
         )
         told.append(
             {
@@ -95,24 +79,5 @@ def pages(engine):
     return digests
 
 
-def main():
-    import vllm.v1.engine.llm_engine
-    import vllm.v1.worker.cpu_worker  # noqa: F401
-
-    model = sys.argv[1]
-    for line in sys.stdin:
-        receive, send = os.pipe()
-        if (child := os.fork()) == 0:
-            with os.fdopen(send, "w") as pipe:
-                json.dump(answers(model, json.loads(line)), pipe)
-            os._exit(0)
-        os.close(send)
-        with os.fdopen(receive) as pipe:
-            told = pipe.read()
-        os.waitpid(child, 0)
-        sys.stdout.write((told or json.dumps({"failed": True})) + "\n")
-        sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    serve(answers)
