@@ -106,7 +106,7 @@ def replay(surface: Surface, judge: Judge, method: type[Method], seed: int, tria
             failed.append(number)
         worth.append(judge.worth[search.recommended()])
         left = trials - number - 1
-        if stops_at is None and search.wants_to_stop(left):
+        if stops_at is None and search.wants_to_stop():
             stops_at = number + 1
         following = search.ask(left) if left else None
         ask_s += time.perf_counter() - began_s

@@ -86,14 +86,12 @@ class Noting:
         self.ask_s += time.perf_counter() - began_s
         return found
 
-    def stop(
-        self, space: SearchSpace, ctx: Context, *, seconds_left: float, trials_left: int
-    ) -> str:
+    def stop(self, space: SearchSpace, ctx: Context) -> str:
         """Whether the model would end here; it is asked after every trial."""
         began_s = time.perf_counter()
         chosen = self.model.recommended(space, ctx) or {}
         self.choices[self.seen] = point_of(self.surface.axes, chosen)
-        says = self.model.stop(space, ctx, seconds_left=seconds_left, trials_left=trials_left)
+        says = self.model.stop(space, ctx)
         if says and self.stops_at is None:
             self.stops_at = self.seen
         self.ask_s += time.perf_counter() - began_s

@@ -68,7 +68,7 @@ class Method:
         best = max(self.seen, key=lambda point: (self.observed(point), point == self.stock))
         return best if self.observed(best) > 0 else self.stock
 
-    def wants_to_stop(self, trials_left: int) -> bool:
+    def wants_to_stop(self) -> bool:
         """Whether it would end here if it had a choice."""
         return False
 
@@ -321,12 +321,9 @@ class Kvtune(Method):
         found = self._proposer.recommended(self._space, self.surface.context)
         return self.stock if found is None else point_of(self.surface.axes, found)
 
-    def wants_to_stop(self, trials_left: int) -> bool:
+    def wants_to_stop(self) -> bool:
         """By its own rule."""
-        said = self._proposer.stop(
-            self._space, self.surface.context, seconds_left=float("inf"), trials_left=trials_left
-        )
-        return bool(said)
+        return bool(self._proposer.stop(self._space, self.surface.context))
 
     def _made(self, random: Random) -> Proposer:
         return ModelProposer(

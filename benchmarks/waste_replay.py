@@ -55,9 +55,7 @@ class Spent:
 class Endless(ModelProposer):
     """The search's model without its rule for ending."""
 
-    def stop(
-        self, space: SearchSpace, ctx: Context, *, seconds_left: float, trials_left: int
-    ) -> str:
+    def stop(self, space: SearchSpace, ctx: Context) -> str:
         """Never."""
         return ""
 

@@ -66,14 +66,8 @@ class Advice:
 
     def stop(self, space: SearchSpace) -> str:
         """Why the search may end now; empty when it should go on, or nothing is known."""
-        seconds, trials = self._left()
         with suppress(TooLate):
-            return self._asked(
-                lambda one: one.stop(
-                    space, self._context, seconds_left=seconds, trials_left=trials
-                ),
-                "",
-            )
+            return self._asked(lambda one: one.stop(space, self._context), "")
         return ""
 
     def chance(self, space: SearchSpace) -> float:

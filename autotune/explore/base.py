@@ -76,9 +76,7 @@ class Proposer(Protocol):
         """
         ...
 
-    def stop(
-        self, space: SearchSpace, ctx: Context, *, seconds_left: float, trials_left: int
-    ) -> str:
+    def stop(self, space: SearchSpace, ctx: Context) -> str:
         """Why the search in `space` may end before its budget; empty when it should go on."""
         ...
 

@@ -142,9 +142,7 @@ class ModelProposer:
         row = min(near, key=lambda at: (len(points[at].stack.arguments), -gains[at]))
         return self._pick(view, row)
 
-    def stop(
-        self, space: SearchSpace, ctx: Context, *, seconds_left: float, trials_left: int
-    ) -> str:
+    def stop(self, space: SearchSpace, ctx: Context) -> str:
         """Why the search may end before its budget; empty when it should go on."""
         view = self._view(space, ctx)
         best = self._best(view)

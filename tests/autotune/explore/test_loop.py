@@ -34,7 +34,7 @@ class Scripted:
         values = {**space.defaults, "block_size": self.sizes.pop(0)}
         return Pick(values, stack_from(space, values, ctx), "it was written down", None)
 
-    def stop(self, space, ctx, *, seconds_left, trials_left):
+    def stop(self, space, ctx):
         return "" if self.sizes else self.ends
 
     def chance(self, space, ctx):

@@ -179,7 +179,7 @@ def test_nothing_is_recommended_while_every_trial_misses_a_limit():
     figures = {"requests_per_s": 1.0, "good_share_ratio": 0.1, "ttft_p95_s": 3.0}
     proposer.observe(Observation({}, figures, 0.0, 20.0))
     assert proposer.recommended(space, CTX) is None
-    assert proposer.stop(space, CTX, seconds_left=math.inf, trials_left=3) == ""
+    assert proposer.stop(space, CTX) == ""
     assert 0 < proposer.chance(space, CTX) < 0.9
 
 
@@ -249,9 +249,9 @@ def test_regret_shrinks_with_trials_and_is_honest_about_what_was_not_measured():
 def test_a_search_that_found_the_best_says_that_it_may_end():
     surface = Surface(additive, told=additive, noise=0.01)
     proposer, _ = search(surface, 14)
-    assert proposer.stop(surface.space, CTX, seconds_left=math.inf, trials_left=10)
+    assert proposer.stop(surface.space, CTX)
     beginner, _ = search(surface, 4)
-    assert not beginner.stop(surface.space, CTX, seconds_left=math.inf, trials_left=10)
+    assert not beginner.stop(surface.space, CTX)
 
 
 def test_a_space_without_knobs_has_stock_defaults_alone():

@@ -77,5 +77,5 @@ def test_no_trial_is_needless_where_each_may_show_another_part_of_the_front(also
     for arguments in ({}, *(one.stack.arguments for one in order[:13])):
         seen = surface.observe(arguments, numbers)
         proposer.observe(replace(seen, costs={"quality": KL[format_of(arguments)]}))
-    why = proposer.stop(surface.space, CTX, seconds_left=math.inf, trials_left=10)
+    why = proposer.stop(surface.space, CTX)
     assert (why == "") is bool(also)
