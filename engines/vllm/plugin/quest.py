@@ -156,7 +156,11 @@ class Steps:
 
 
 def impl_class(stock: type, asked: QuestConfig) -> type:
-    """`stock`, an `AttentionImpl`, that reads what a step's `Sparse` leaves it."""
+    """`stock`, an `AttentionImpl`, that reads what a step's `Sparse` leaves it.
+
+    A store under it, as `stock`, says in `written_keys` how the keys of a step read back.
+    """
+    written_keys = getattr(stock, "written_keys", None)
 
     class Impl(stock):  # type: ignore[misc]
         def __init__(self, *given: Any, **named: Any) -> None:
@@ -178,7 +182,9 @@ def impl_class(stock: type, asked: QuestConfig) -> type:
             everything = (layer, query, key, value, kv_cache)
             if attn_metadata is None or _layer_index(layer.layer_name) < asked.dense_layers:
                 return attend(*everything, attn_metadata, output, **scales)
-            self._summaries_of(kv_cache, key).update(key, attn_metadata.quest.writes)
+            # Bounds are of the keys that queries meet, which a store has rounded.
+            keys = written_keys(self, key, kv_cache, attn_metadata) if written_keys else key
+            self._summaries_of(kv_cache, key).update(keys, attn_metadata.quest.writes)
             sparse: Sparse | None = attn_metadata.quest.sparse
             if sparse is None:
                 return attend(*everything, attn_metadata, output, **scales)

@@ -64,7 +64,7 @@ class Summaries:
         self.bounds = torch.full((kv_heads, pages, 2 * width), unknown, dtype=dtype, device=device)
 
     def update(self, keys: Tensor, writes: Writes) -> None:
-        """Take in a step's keys, [tokens, kv_heads, d], not rounded as a cache may hold them."""
+        """Take in a step's keys, [tokens, kv_heads, d]."""
         if not len(writes.pages):
             return
         written = keys[writes.members]

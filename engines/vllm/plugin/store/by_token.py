@@ -40,6 +40,12 @@ def impl_class(stock: type, asked: StoreConfig) -> type:
             kv_cache[slots // page_tokens, :, slots % page_tokens] = encoded.transpose(0, 1)
             counters().add("kv_bytes_stored", encoded.nbytes)
 
+        def written_keys(self, key: Tensor, kv_cache: Tensor, attn_metadata: Any) -> Tensor:
+            """A step's keys, [tokens, Hk, d], as they read back; those of padding say nothing."""
+            slots, page_tokens = attn_metadata.slot_mapping, kv_cache.shape[2]
+            written = kv_cache[slots // page_tokens, :, slots % page_tokens]
+            return cells_of(asked, self.head_size, key.dtype).keys(written)
+
         def forward(
             self,
             layer: Any,

@@ -93,6 +93,11 @@ class Cells:
         """
         return self.key.read(cells), self.value.read(cells)
 
+    def keys(self, cells: Tensor) -> Tensor:
+        """Return the keys [heads, n, width] of cells [heads, n, nbytes], in the model's axes."""
+        keys = self.key.read(cells)
+        return self.key.codec.unrotate(keys).to(keys.dtype)
+
     def queries(self, queries: Tensor) -> Tensor:
         """Queries [..., width] in the axes of the keys."""
         return self.key.codec.rotate(queries).to(queries.dtype)

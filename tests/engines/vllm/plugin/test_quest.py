@@ -207,6 +207,18 @@ def test_protected_pages_are_read_in_each_step_also_beyond_the_budget(per_kv_hea
         assert close(output[1:], engine.dense("b", queries[1:]))
 
 
+def test_bounds_are_those_of_keys_as_a_store_has_rounded_them():
+    class Store(Stock):
+        def written_keys(self, key, cache, metadata):
+            return key / 2
+
+    engine = Engine(QuestConfig(pages=2))
+    engine.impl = quest.impl_class(Store, engine.steps.asked)()
+    engine.step(a=9, prompt="a")
+    greatest = engine.impl.summaries.bounds[:, STARTS["a"], :WIDTH]
+    assert torch.equal(greatest, engine.keys["a"][:, :PAGE].amax(dim=1) / 2)
+
+
 @pytest.mark.parametrize("per_kv_head", [False, True])
 def test_short_requests_and_prompts_of_the_same_step_read_everything(per_kv_head):
     engine = Engine(QuestConfig(pages=3, per_kv_head=per_kv_head))

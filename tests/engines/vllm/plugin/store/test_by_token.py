@@ -33,6 +33,18 @@ def test_prompts_in_chunks_and_decode_steps_see_what_is_stored(engine, attention
             assert not torch.allclose(output, attention(query, *served.written(name)), atol=1e-4)
 
 
+@pytest.mark.parametrize("asked", FORMATS, ids=lambda asked: asked.format)
+def test_the_keys_of_a_step_are_told_as_they_are_stored(engine, asked):
+    served = engine(asked)
+    served.step(a=41)
+    slots = [page * PAGE + offset for page in served.pages["a"] for offset in range(PAGE)][:41]
+    told = served.impl.written_keys(
+        torch.empty(0), served.cache, SimpleNamespace(slot_mapping=torch.tensor(slots))
+    )
+    keys, _ = stored(served, "a")
+    assert torch.allclose(told.transpose(0, 1), keys, atol=1e-5)
+
+
 def test_padding_is_not_stored(engine):
     served = engine(INT8)
     served.step(a=3)
