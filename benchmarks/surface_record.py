@@ -8,8 +8,8 @@ drift; when all points are measured, the best are measured again. Each measureme
 when it is made, and the same command goes on where it stopped. A complete recording is packed. A
 dry run measures that many, tells how long all would take, and keeps them in a folder of its own.
 
-Nothing else may run on the machine meanwhile; while it is busy with something else, no measurement
-is started.
+Nothing else may run on its cores meanwhile; while they are busy with something else, no measurement
+is started. `taskset -c 0` before the command leaves the other cores to others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from pathlib import Path
 from surface_file import Line, Recording, append, pack, read_recording
 from surface_order import next_one, whole_s
 from surface_server import Measured, SurfaceBench, quiet_or_late
-from surface_spec import SurfaceSpec, surfaces
+from surface_spec import LAYERS, SurfaceSpec, surfaces
+from verdict_models import cut_model
 
 from kvtune.engines.vllm.engine import VllmEngine
 from kvtune.errors import KvtuneError
@@ -46,8 +47,9 @@ def main() -> None:
     options = _options()
     spec = surfaces()[options.surface]
     try:
-        with tempfile.TemporaryDirectory() as logs, VllmEngine() as engine:
-            bench = SurfaceBench(spec, engine, options.model.resolve(), Path(logs))
+        with tempfile.TemporaryDirectory() as made, VllmEngine() as engine:
+            model = cut_model(options.model.resolve(), LAYERS, Path(made))
+            bench = SurfaceBench(spec, engine, model, Path(made))
             if options.dry_run is not None:
                 with tempfile.TemporaryDirectory() as folder:
                     path = options.keep or Path(folder) / f"{spec.name}.jsonl"

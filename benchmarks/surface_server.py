@@ -342,9 +342,10 @@ def quiet_or_late(busy_cores: float, wait_s: float) -> float:
 
 
 def _machine_s() -> float:
-    """CPU seconds that the machine has computed so far."""
-    times = psutil.cpu_times()._asdict()
-    return float(sum(times.get(name, 0.0) for name in COMPUTING))
+    """CPU seconds that the cores on which this process may run have computed so far."""
+    every = psutil.cpu_times(percpu=True)
+    cores = [every[number]._asdict() for number in psutil.Process().cpu_affinity()]
+    return float(sum(core.get(name, 0.0) for core in cores for name in COMPUTING))
 
 
 def _own_s() -> float:

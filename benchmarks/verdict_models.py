@@ -1,4 +1,4 @@
-"""Random models for regimes that no real small model shows: all weights, all keys, or neither."""
+"""Models for regimes that no real small model shows, and parts of one that are sooner computed."""
 
 from __future__ import annotations
 
@@ -55,6 +55,36 @@ config = LlamaConfig(
 )
 LlamaForCausalLM(config).save_pretrained(folder)
 """
+
+
+_CUT = """
+import re, sys
+from pathlib import Path
+from safetensors.torch import load_file, save_file
+
+layers, model, target = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+kept = {
+    name: weight
+    for path in sorted(model.glob("*.safetensors"))
+    for name, weight in load_file(path).items()
+    if not (layer := re.match(r"model\\.layers\\.([0-9]+)\\.", name)) or int(layer[1]) < layers
+}
+save_file(kept, target / "model.safetensors", metadata={"format": "pt"})
+"""
+
+
+def cut_model(model: Path, layers: int, folder: Path) -> Path:
+    """Write the first layers of a checkpoint; returns its folder."""
+    target = folder / f"{model.name}-{layers}-layers"
+    shutil.copytree(model, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((model / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    subprocess.run(
+        [sys.executable, "-c", _CUT, str(layers), str(model), str(target)],
+        check=True,
+        capture_output=True,
+    )
+    return target
 
 
 def make_model(name: str, tokenizer: Path, folder: Path) -> Path:
