@@ -18,6 +18,7 @@ from pathlib import Path
 
 from plugin_servers import ask, ask_all, some_prompts, start
 from pydantic import JsonValue
+from verdict_models import cut_model
 
 from kvtune.engines.base import RunningServer
 from kvtune.engines.vllm.engine import VllmEngine
@@ -30,6 +31,8 @@ POLICIES: Mapping[str, Mapping[str, JsonValue]] = {
         "quest": {"budget_tokens": ALL, "dense_layers": 0},
         "streaming_llm": {"window_tokens": ALL},
     },
+    "page_eviction": {"page_eviction": {"budget_tokens": ALL}},
+    "tiers": {"tiers": {"host_bytes": 1 << 30}},
 }
 
 
@@ -43,9 +46,12 @@ def main() -> None:
     }
     found: dict[str, object] = {"prompts": [len(prompt) for prompt in prompts], **vars(options)}
     with tempfile.TemporaryDirectory() as folder, VllmEngine() as engine:
+        model = options.model.resolve()
+        if options.layers:
+            model = cut_model(model, options.layers, Path(folder))
 
         def served(name: str, asked: Mapping[str, JsonValue]) -> RunningServer:
-            return start(engine, options.model, asked, Path(folder) / name, **sizes)
+            return start(engine, model, asked, Path(folder) / name, **sizes)
 
         def run(server: RunningServer) -> list[list[int]]:
             return ask_all(server, prompts, options.tokens, options.at_once)
@@ -85,6 +91,7 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--layers", type=int, help="only so many, which is sooner done")
     parser.add_argument("--policies", nargs="+", choices=sorted(POLICIES), default=list(POLICIES))
     parser.add_argument("--prompts", type=int, default=50)
     parser.add_argument("--longest", type=int, default=6000, help="prompt, in tokens")

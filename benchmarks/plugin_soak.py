@@ -26,6 +26,7 @@ from pathlib import Path
 
 import psutil
 from plugin_servers import VOCABULARY, ask, start
+from verdict_models import cut_model
 
 from kvtune.engines.base import RunningServer
 from kvtune.engines.vllm.engine import VllmEngine
@@ -110,9 +111,12 @@ def main() -> None:
     outcomes: Counter[str] = Counter()
     expected: list[list[int]] = []
     with tempfile.TemporaryDirectory() as folder, VllmEngine() as engine:
+        model = options.model.resolve()
+        if options.layers:
+            model = cut_model(model, options.layers, Path(folder))
         for life in range(LIVES):
             log = Path(folder) / f"{life}.log"
-            with start(engine, options.model, asked, log, **sizes) as server:
+            with start(engine, model, asked, log, **sizes) as server:
                 fresh = [ask(server, canary, CANARY_TOKENS) for canary in canaries]
                 expected = expected or fresh
                 until_s = time.monotonic() + options.minutes * 60 / LIVES
@@ -158,6 +162,7 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--layers", type=int, help="only so many, which serves more requests")
     parser.add_argument("--policies", default="{}", help="kvtune's section of --additional-config")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--users", type=int, default=8)
