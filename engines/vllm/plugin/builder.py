@@ -58,6 +58,7 @@ def builder_class(stock: type, asked: PluginConfig, stock_impl: type) -> type:
                 from kvtune.engines.vllm.plugin import quest
 
                 self.quest = quest.Steps(self, asked.quest, asked.protect.prefix_tokens)
+                quest.make_room(self, asked.quest)
             if asked.page_eviction is not None:
                 from kvtune.engines.vllm.plugin.evict import steps
 

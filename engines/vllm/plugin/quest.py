@@ -12,6 +12,7 @@ published to the prefix cache. Only what decode steps compute is not.
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ from kvtune.engines.vllm.plugin.counters import counters
 from kvtune.engines.vllm.plugin.selection import choose, page_scores, pages_to_read
 from kvtune.engines.vllm.plugin.summaries import Summaries, Writes, writes_of
 from kvtune.policies.plugin_config import QuestConfig
+
+_log = logging.getLogger("vllm.kvtune")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Steps:
             _layer_index(name) < asked.dense_layers for name in builder.layer_names
         )
         self.sparse_layers = len(builder.layer_names) - self.dense_layers
+        self.is_told = False
         # Without policies of its own it builds what the stock kernel wants for any batch.
         self.plain = copy.copy(builder)
         self.plain.sink_window = self.plain.quest = self.plain.eviction = None
@@ -89,9 +93,16 @@ class Steps:
         if lengths is None:
             lengths = common.seq_lens.cpu()
         held = -(-lengths // self.page_tokens)
-        decodes = (starts.diff() == 1) & ~common.is_prefilling
-        kept = pages_to_read(self.asked, held, self.page_tokens)
-        kept = kept.clamp(min=self.protected + 1).minimum(held)
+        decodes = starts.diff() == 1
+        kept = held
+        if common.is_prefilling is not None:
+            decodes &= ~common.is_prefilling
+            kept = pages_to_read(self.asked, held, self.page_tokens)
+            kept = kept.clamp(min=self.protected + 1).minimum(held)
+        elif not self.is_told:
+            # A row of one token may be the end of a prompt, which others will use.
+            self.is_told = True
+            _log.warning("This vLLM does not tell prompts from answers: Quest reads all pages.")
         is_sparse = decodes & (kept < held)
         self._count(held[decodes], kept[decodes])
         if not is_sparse.any():
@@ -155,6 +166,22 @@ class Steps:
         counters().add("pages_read", seen * self.dense_layers + read * self.sparse_layers)
 
 
+def make_room(builder: Any, asked: QuestConfig) -> None:
+    """Take the memory for the bounds of a builder's layers, as that of the cache is taken now.
+
+    Taken with the first request, it might be gone by then.
+    """
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention import Attention
+
+    config = builder.vllm_config
+    pages, dtype = config.cache_config.num_gpu_blocks, config.model_config.dtype
+    layers = get_layers_from_vllm_config(config, Attention, list(builder.layer_names))
+    for name, layer in layers.items():
+        if _layer_index(name) >= asked.dense_layers:
+            layer.impl.make_room(pages, dtype, builder.device)
+
+
 def impl_class(stock: type, asked: QuestConfig) -> type:
     """`stock`, an `AttentionImpl`, that reads what a step's `Sparse` leaves it.
 
@@ -184,7 +211,8 @@ def impl_class(stock: type, asked: QuestConfig) -> type:
                 return attend(*everything, attn_metadata, output, **scales)
             # Bounds are of the keys that queries meet, which a store has rounded.
             keys = written_keys(self, key, kv_cache, attn_metadata) if written_keys else key
-            self._summaries_of(kv_cache, key).update(keys, attn_metadata.quest.writes)
+            summaries = self.make_room(len(kv_cache), key.dtype, kv_cache.device)
+            summaries.update(keys, attn_metadata.quest.writes)
             sparse: Sparse | None = attn_metadata.quest.sparse
             if sparse is None:
                 return attend(*everything, attn_metadata, output, **scales)
@@ -220,13 +248,11 @@ def impl_class(stock: type, asked: QuestConfig) -> type:
             pages = sparse.table.expand(len(scores), -1, -1).gather(2, positions)
             return (pages * len(scores) + heads).transpose(0, 1).flatten(0, 1).int()
 
-        def _summaries_of(self, kv_cache: Tensor, key: Tensor) -> Summaries:
-            blocks, kv_heads = kv_cache.shape[:2]
-            if self.summaries is None or self.summaries.bounds.shape[1] != blocks:
+        def make_room(self, pages: int, dtype: torch.dtype, device: torch.device) -> Summaries:
+            """Have bounds for a cache of so many pages; of another, nothing is known any more."""
+            if self.summaries is None or self.summaries.bounds.shape[1] != pages:
                 before = 0 if self.summaries is None else self.summaries.bounds.nbytes
-                self.summaries = Summaries(
-                    blocks, kv_heads, key.shape[-1], key.dtype, kv_cache.device
-                )
+                self.summaries = Summaries(pages, self.num_kv_heads, self.head_size, dtype, device)
                 counters().add("summary_bytes", self.summaries.bounds.nbytes - before)
             return self.summaries
 

@@ -18,13 +18,13 @@ from torch import Tensor
 class Writes:
     """Which tokens of a step go into which pages; the same in every layer.
 
-    `pages`: page numbers, [p]. `members`: the tokens that go into each, [p, most of any]; a page
-    with fewer names its last one again, as a bound does not mind. `born`: which of `pages` start
-    anew, [b].
+    `tokens`: those that are no padding, [n]. `pages`: page numbers, [p]. `part`: which of `pages`
+    each token goes into, [n]. `born`: which of `pages` start anew, [b].
     """
 
+    tokens: Tensor
     pages: Tensor
-    members: Tensor
+    part: Tensor
     born: Tensor
 
 
@@ -37,17 +37,10 @@ def writes_of(slots: Tensor, page_tokens: int) -> Writes:
         slots: where each token goes, page * page_tokens + offset, [tokens]; negative is padding.
         page_tokens: tokens per page.
     """
-    places, tokens = slots.sort()
-    padding = int((slots < 0).sum())
-    places, tokens = places[padding:], tokens[padding:]
-    page = places // page_tokens
-    starts = (page.diff(prepend=page.new_full((1,), -1)) != 0).nonzero().flatten()
-    ends = torch.cat((starts, starts.new_tensor([len(tokens)])))[1:]
-    most = int((ends - starts).max()) if len(tokens) else 0
-    within = starts[:, None] + torch.arange(most, device=slots.device)
-    members = tokens[within.minimum(ends[:, None] - 1)]
-    born = (places[starts] % page_tokens == 0).nonzero().flatten()
-    return Writes(page[starts], members, born)
+    tokens = (slots >= 0).nonzero().flatten()
+    written = slots[tokens]
+    pages, part = (written // page_tokens).unique(return_inverse=True)
+    return Writes(tokens, pages, part, part[written % page_tokens == 0])
 
 
 class Summaries:
@@ -67,8 +60,11 @@ class Summaries:
         """Take in a step's keys, [tokens, kv_heads, d]."""
         if not len(writes.pages):
             return
-        written = keys[writes.members]
-        new = torch.cat((written, -written), dim=-1).amax(dim=1).transpose(0, 1)
+        written = keys[writes.tokens]
+        both = torch.cat((written, -written), dim=-1)
+        part = writes.part[:, None, None].expand_as(both)
+        nothing = both.new_full((len(writes.pages), *both.shape[1:]), float("-inf"))
+        new = nothing.scatter_reduce_(0, part, both, "amax").transpose(0, 1)
         old = self.bounds.index_select(1, writes.pages)
         if len(writes.born):
             old.index_fill_(1, writes.born, float("-inf"))

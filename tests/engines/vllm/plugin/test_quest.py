@@ -1,6 +1,8 @@
 """Quest around a stock backend of a few lines, which attends to pages as vLLM's kernels do."""
 
 import dataclasses
+import sys
+import types
 from types import SimpleNamespace
 
 import pytest
@@ -61,7 +63,7 @@ class Stock:
     """Attention over pages, row by row; counts what it reads."""
 
     def __init__(self, **named):
-        self.num_heads, self.num_kv_heads = HEADS * GROUP, HEADS
+        self.num_heads, self.num_kv_heads, self.head_size = HEADS * GROUP, HEADS, WIDTH
         self.attn_type = "decoder"
         self.kv_sharing_target_layer_name = self.alibi_slopes = self.sinks = None
         for name, value in named.items():
@@ -100,6 +102,7 @@ class Engine:
         self.keys = {name: torch.zeros(HEADS, 0, WIDTH) for name in STARTS}
         self.values = {name: torch.zeros(HEADS, 0, WIDTH) for name in STARTS}
         self.random = torch.Generator().manual_seed(3)
+        self.tells_prompts = True
 
     def step(self, **tokens):
         """Compute so many more tokens of each request; those in `prompt` are still its prompt.
@@ -128,7 +131,9 @@ class Engine:
             query_start_loc_cpu=starts,
             seq_lens=torch.tensor(lengths).int(),
             seq_lens_cpu_upper_bound=torch.tensor(lengths).int(),
-            is_prefilling=torch.tensor([name in prompt for name in tokens]),
+            is_prefilling=(
+                torch.tensor([name in prompt for name in tokens]) if self.tells_prompts else None
+            ),
             block_table_tensor=torch.stack(
                 [torch.arange(20).int() + STARTS[name] for name in tokens]
             ),
@@ -243,6 +248,47 @@ def test_the_last_token_of_a_prompt_reads_everything_though_it_comes_alone():
     queries, output = engine.step(a=1, prompt="a")
     assert close(output, engine.dense("a", queries))
     assert engine.impl.calls == [engine.metadata]
+
+
+def test_where_prompts_are_not_told_from_answers_everything_is_read(caplog):
+    engine = Engine(QuestConfig(pages=2))
+    engine.step(a=40, prompt="a")
+    engine.tells_prompts = False
+    for _ in range(2):
+        queries, output = engine.step(a=1)
+        assert close(output, engine.dense("a", queries))
+    assert caplog.text.count("does not tell prompts") == 1
+
+
+def test_memory_for_bounds_is_taken_before_the_first_request(monkeypatch):
+    asked = QuestConfig(pages=2, dense_layers=1)
+    builder = Builder()
+    layers = {
+        name: SimpleNamespace(impl=quest.impl_class(Stock, asked)()) for name in builder.layer_names
+    }
+    contents = {
+        "vllm": {},
+        "vllm.config": {"get_layers_from_vllm_config": lambda *_: layers},
+        "vllm.model_executor": {},
+        "vllm.model_executor.layers": {},
+        "vllm.model_executor.layers.attention": {"Attention": object},
+    }
+    for name, content in contents.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    builder.device = torch.device("cpu")
+    builder.vllm_config = SimpleNamespace(
+        cache_config=SimpleNamespace(num_gpu_blocks=BLOCKS),
+        model_config=SimpleNamespace(dtype=torch.bfloat16),
+    )
+    quest.make_room(builder, asked)
+    first, *others = (layer.impl.summaries for layer in layers.values())
+    assert first is None
+    assert [each.bounds.shape for each in others] == [(HEADS, BLOCKS, 2 * WIDTH)] * (LAYERS - 1)
+    assert {each.bounds.dtype for each in others} == {torch.bfloat16}
+    # A step finds what is there.
+    assert layers[builder.layer_names[1]].impl.make_room(BLOCKS, torch.bfloat16, "cpu") is others[0]
 
 
 def test_a_budget_of_all_pages_leaves_the_step_to_the_stock_kernel():

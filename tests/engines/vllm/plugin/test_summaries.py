@@ -1,3 +1,4 @@
+import dataclasses
 from random import Random
 
 import pytest
@@ -108,3 +109,12 @@ def test_a_step_of_padding_changes_nothing():
     before = ours.bounds.clone()
     ours.update(torch.ones(2, HEADS, WIDTH), writes_of(torch.tensor([-1, -1]), 4))
     assert torch.equal(ours.bounds, before)
+
+
+def test_one_long_chunk_does_not_make_pages_of_a_single_token_long():
+    """What is held of a step grows with its tokens alone."""
+    alone = writes_of(torch.arange(512), page_tokens=128)
+    decodes = 1000 * 128 + 128 * torch.arange(300)
+    mixed = writes_of(torch.cat((torch.arange(512), decodes)), page_tokens=128)
+    for one, other in zip(dataclasses.astuple(alone), dataclasses.astuple(mixed), strict=True):
+        assert other.numel() <= one.numel() + 300
