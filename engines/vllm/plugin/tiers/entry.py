@@ -7,19 +7,13 @@ it does not need.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
+from kvtune.engines.vllm.plugin.tiers import memory
 from kvtune.errors import BadInput
 from kvtune.policies.plugin_config import TiersConfig
-
-_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-"""Where a container finds how much memory it may take, by version 2 and 1 of cgroups."""
 
 
 def enter(vllm_config: Any, asked: TiersConfig) -> None:
@@ -30,12 +24,7 @@ def enter(vllm_config: Any, asked: TiersConfig) -> None:
     """
     from vllm.config import KVTransferConfig
 
-    memory_bytes = _memory_bytes()
-    if asked.host_bytes >= memory_bytes:
-        raise BadInput(
-            f"tiers.host_bytes of {asked.host_bytes} are more than the memory of {memory_bytes}",
-            fix="set tiers.host_bytes to what the model and its KV cache leave of the memory",
-        )
+    memory.check(asked.host_bytes, vllm_config.cache_config.kv_cache_memory_bytes or 0)
     if asked.disk_bytes:
         _make_folder(Path(asked.disk_path))
     vllm_config.kv_transfer_config = KVTransferConfig(
@@ -44,15 +33,6 @@ def enter(vllm_config: Any, asked: TiersConfig) -> None:
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
     )
-
-
-def _memory_bytes() -> int:
-    """What this machine has, or what its container may take of it."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for limit in _LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
-            found.append(int(limit.read_text()))
-    return min(found)
 
 
 def _make_folder(folder: Path) -> None:

@@ -12,21 +12,21 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-import numpy as np
-
 from kvtune.engines.vllm.plugin.counters import counters
 from kvtune.engines.vllm.plugin.tiers import files
-from kvtune.engines.vllm.plugin.tiers.pages import Pages
+from kvtune.engines.vllm.plugin.tiers.pages import Pages, host_rows
 from kvtune.engines.vllm.plugin.tiers.placement import Load, Store
 from kvtune.policies.tiering import Tier
 
 _log = logging.getLogger("vllm.kvtune")
 _SAY_AGAIN_S = 60.0
+CLOSE_S = 3.0
+"""How long a server that ends goes on writing. vLLM kills a worker that takes longer than 5 s."""
 
 Direction = Literal["store", "load"]
 T = TypeVar("T")
@@ -79,13 +79,16 @@ class Mover:
     """Host memory of `slots` rows, files in `folder` if any are asked for, and the pages between.
 
     `store`, `load`, `drop` and `take` are for the thread that runs the model.
+
+    Raises:
+        BadInput: there is less memory than that.
     """
 
     def __init__(self, pages: Pages, slots: int, folder: Path) -> None:
         self._pages = pages
         self._folder = folder
         # The last row is for files whose content has no slot.
-        self._rows = np.empty((slots + 1, pages.row_bytes), dtype=np.uint8)
+        self._rows = host_rows(slots + 1, pages.row_bytes)
         self._names: dict[int, str] = {}
         self._loader: _Lane[Loaded] = _Lane("kvtune-load")
         self._writer: _Lane[Written | None] = _Lane("kvtune-write")
@@ -123,9 +126,10 @@ class Mover:
         return loaded, written
 
     def close(self) -> None:
-        """Finish what is being moved."""
-        self._loader.close()
-        self._writer.close()
+        """Go on writing for `CLOSE_S` at most; what is not written by then is not kept."""
+        self._loader.close(0)
+        if left := self._writer.close(CLOSE_S):
+            _log.warning("The server ends before %d pages are on disk: they are not kept.", left)
 
     def _load(self, request_id: str, loads: Sequence[Load]) -> Loaded:
         moved, lost = Moved(), []
@@ -193,8 +197,11 @@ class _Lane(Generic[T]):
         done, self._begun = self._begun[:ended], self._begun[ended:]
         return [future.result() for future in done]
 
-    def close(self) -> None:
-        self._thread.shutdown(wait=True)
+    def close(self, most_s: float) -> int:
+        """Go on for so many seconds at most; return how much was not done by then."""
+        left = wait(self._begun, timeout=most_s).not_done
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        return len(left)
 
 
 _said_s: dict[str, float] = {}

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kvtune.engines.vllm.plugin.tiers import memory
 from kvtune.errors import BadInput
 
 Bytes = npt.NDArray[np.uint8]
@@ -44,6 +45,21 @@ class Pages:
             end = first + layer.shape[1]
             layer[block_id] = row[first:end]
             first = end
+
+
+def host_rows(count: int, row_bytes: int) -> Bytes:
+    """Host memory of (count, row_bytes), which this process has from now on.
+
+    The system gives memory when it is written to. Were that left to the pages that come, a server
+    that there is too little for would be killed hours after its start.
+
+    Raises:
+        BadInput: there is less.
+    """
+    memory.check(count * row_bytes)
+    rows = np.empty((count, row_bytes), dtype=np.uint8)
+    rows.fill(0)
+    return rows
 
 
 def _pages_of(cache: Tensor, num_blocks: int) -> Bytes:

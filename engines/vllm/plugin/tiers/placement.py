@@ -113,24 +113,24 @@ class Shelf:
 class Placement:
     """Both tiers of a server, whose pages take a slot of host memory or `file_bytes` on disk.
 
-    `on_disk` are the files that are there already, the least recently used first, with their sizes.
-    `dropped` collects the names of files to be removed.
+    There is a disk from `use_disk` on. `dropped` collects the names of files to be removed.
     """
 
-    def __init__(
-        self,
-        slots: int,
-        disk_bytes: int = 0,
-        file_bytes: int = 0,
-        on_disk: Iterable[tuple[str, int]] = (),
-    ) -> None:
+    def __init__(self, slots: int) -> None:
         self.host = Shelf(slots)
-        self.disk = Shelf(disk_bytes)
+        self.disk = Shelf(0)
         self.dropped: list[str] = []
         self._skipped = 0
-        self._file_bytes = file_bytes
+        self._file_bytes = 0
         self._slots: dict[str, int] = {}
         self._free_slots = list(range(slots))
+
+    def use_disk(
+        self, disk_bytes: int, file_bytes: int, on_disk: Iterable[tuple[str, int]] = ()
+    ) -> None:
+        """Keep files too, beside those `on_disk`: the least recently used first, with sizes."""
+        self.disk = Shelf(disk_bytes)
+        self._file_bytes = file_bytes
         for name, size in on_disk:
             leaving = self.disk.admit(name, size)
             self.dropped += [name] if leaving is None else leaving

@@ -6,8 +6,10 @@ Names of files are `<identity>-<hash of all tokens up to the page's end>`.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +23,9 @@ from kvtune.policies.plugin_config import TiersConfig
 from kvtune.policies.tiering import Tier
 
 _log = logging.getLogger("vllm.kvtune")
+
+ASK_AGAIN_S = 1.0
+"""How often a server looks whether the one that has its folder has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +65,19 @@ class Planner:
     ) -> None:
         self._prefix = f"{identity}-"
         self._folder = Path(asked.disk_path)
+        self._disk_bytes = asked.disk_bytes
         self._block_tokens = block_tokens
         self._row_bytes = row_bytes
-        slots = slots_of(asked, row_bytes)
-        self._lock = _lock(asked)
-        if self._lock is None:
-            self._places = Placement(slots)
-        else:
-            kept = files.kept(self._folder)
-            self._places = Placement(slots, asked.disk_bytes, files.file_bytes(row_bytes), kept)
+        self._places = Placement(slots_of(asked, row_bytes))
+        self._lock: int | None = None
+        self._tried_s = -math.inf
+        self._waits = asked.disk_bytes > 0
+        self._take_folder()
+        if self._waits:
+            _log.warning(
+                "Another server keeps pages in %s: until it ends, this one keeps none on disk.",
+                self._folder,
+            )
         self._loads: dict[str, list[Load]] = {}
         self._in_flight: dict[str, list[Load]] = {}
 
@@ -78,6 +87,7 @@ class Planner:
 
     def loadable_tokens(self, hashes: Sequence[bytes]) -> int:
         """How many tokens of the pages with these hashes, from the first on, can be loaded."""
+        self._take_folder()
         found = self._places.found(self.name(each) for each in hashes)
         return len(found) * self._block_tokens
 
@@ -95,6 +105,7 @@ class Planner:
 
     def step(self, computed: Sequence[tuple[bytes, int]]) -> Step:
         """The plan of a step that computes, or reuses, pages with these hashes and block ids."""
+        self._take_folder()
         # If host memory is tiny, pages of one step push each other out: the last one stays.
         by_slot: dict[int, Store] = {}
         for block_hash, block_id in computed:
@@ -130,9 +141,25 @@ class Planner:
 
     def close(self) -> None:
         """Let others have the folder."""
+        self._waits = False
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _take_folder(self) -> None:
+        """Keep files from now on if the folder is to be had: another server may have ended.
+
+        Raises:
+            OSError: the folder cannot be listed.
+        """
+        if not self._waits or time.monotonic() < self._tried_s + ASK_AGAIN_S:
+            return
+        self._tried_s = time.monotonic()
+        self._lock = files.lock(self._folder)
+        if self._lock is not None:
+            self._waits = False
+            file_bytes, kept = files.file_bytes(self._row_bytes), files.kept(self._folder)
+            self._places.use_disk(self._disk_bytes, file_bytes, kept)
 
     def _tell(self) -> None:
         host, disk = self._places.host, self._places.disk
@@ -140,15 +167,3 @@ class Planner:
         counters().add("tier_failures", skipped, tier="host", direction="store")
         counters().set("tier_held_bytes", host.used * self._row_bytes, tier="host")
         counters().set("tier_held_bytes", disk.used, tier="disk")
-
-
-def _lock(asked: TiersConfig) -> int | None:
-    """What holds the folder of files, if this server is to have any."""
-    if not asked.disk_bytes:
-        return None
-    lock = files.lock(Path(asked.disk_path))
-    if lock is None:
-        _log.warning(
-            "Another server keeps pages in %s: this one keeps none on disk.", asked.disk_path
-        )
-    return lock

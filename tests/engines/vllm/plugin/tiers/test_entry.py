@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvtune.engines.vllm.plugin.tiers import entry
+from kvtune.engines.vllm.plugin.tiers import memory
 from kvtune.engines.vllm.plugin.tiers.entry import enter
 from kvtune.errors import BadInput
 from kvtune.policies.plugin_config import TiersConfig
@@ -23,20 +23,25 @@ def vllm():
         importlib.import_module("kvtune.engines.vllm.plugin.tiers.connector")
 
 
+def config(cache_bytes=None):
+    cache = SimpleNamespace(kv_cache_memory_bytes=cache_bytes)
+    return SimpleNamespace(kv_transfer_config=None, cache_config=cache)
+
+
 def entered(path):
-    config = SimpleNamespace(kv_transfer_config=None)
-    enter(config, TiersConfig(host_bytes=1, disk_bytes=1, disk_path=str(path)))
-    return config.kv_transfer_config
+    made = config()
+    enter(made, TiersConfig(host_bytes=1, disk_bytes=1, disk_path=str(path)))
+    return made.kv_transfer_config
 
 
 def test_the_connector_is_one_that_vllm_finds_and_that_computes_what_cannot_be_loaded(tmp_path):
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    config = entered(tmp_path / "new" / "folder")
+    made = entered(tmp_path / "new" / "folder")
     assert (tmp_path / "new" / "folder").is_dir()
-    assert config.is_kv_transfer_instance
-    assert config.kv_load_failure_policy == "recompute"
-    assert KVConnectorFactory.supports_hma_config(config)
+    assert made.is_kv_transfer_instance
+    assert made.kv_load_failure_policy == "recompute"
+    assert KVConnectorFactory.supports_hma_config(made)
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
@@ -52,16 +57,9 @@ def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch):
         entered(tmp_path)
 
 
-def test_more_host_memory_than_there_is_is_refused():
-    with pytest.raises(BadInput, match="more than the memory of"):
-        enter(SimpleNamespace(), TiersConfig(host_bytes=1 << 60))
-
-
-def test_more_host_memory_than_a_container_may_take_is_refused(tmp_path, monkeypatch):
-    limits = tmp_path / "none", tmp_path / "open", tmp_path / "limit"
-    monkeypatch.setattr(entry, "_LIMITS", limits)
-    limits[1].write_text("max\n")
-    limits[2].write_text("1000000\n")
-    with pytest.raises(BadInput, match="more than the memory of 1000000"):
-        enter(SimpleNamespace(), TiersConfig(host_bytes=1000000))
-    enter(SimpleNamespace(), TiersConfig(host_bytes=999999))
+def test_more_host_memory_than_the_cache_leaves_is_refused(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    with pytest.raises(BadInput, match="take 701 bytes of memory, and the KV cache leaves 700"):
+        enter(config(cache_bytes=300), TiersConfig(host_bytes=701))
+    enter(config(cache_bytes=300), TiersConfig(host_bytes=700))
+    enter(config(cache_bytes=None), TiersConfig(host_bytes=1000))

@@ -1,16 +1,18 @@
 """The worker's side on caches of its own: what comes back is what was kept, or nothing."""
 
 import os
+import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from kvtune.engines.vllm.plugin import counters
-from kvtune.engines.vllm.plugin.tiers import files, mover
+from kvtune.engines.vllm.plugin.tiers import files, memory, mover
 from kvtune.engines.vllm.plugin.tiers.mover import Mover
-from kvtune.engines.vllm.plugin.tiers.pages import Pages
+from kvtune.engines.vllm.plugin.tiers.pages import Pages, host_rows
 from kvtune.engines.vllm.plugin.tiers.placement import Load, Store
 from kvtune.errors import BadInput
 
@@ -168,6 +170,51 @@ def test_a_dropped_file_goes_after_it_was_written(made, tmp_path):
     made.drop([NAMES[0], NAMES[1]])
     made.close()
     assert files.kept(tmp_path) == []
+
+
+def test_a_server_that_ends_does_not_wait_for_a_disk_that_hangs(
+    made, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(mover, "CLOSE_S", 0.1)
+    goes_on = threading.Event()
+    write = files.write
+
+    def hangs(*given):
+        goes_on.wait(30)
+        write(*given)
+
+    monkeypatch.setattr(files, "write", hangs)
+    made.store([Store(NAMES[n], n, n, writes_file=True) for n in range(4)])
+    made.close()
+    assert not goes_on.is_set()
+    goes_on.set()
+    assert "before 4 pages are on disk" in caplog.text
+    end_s = time.monotonic() + 30
+    while not files.path_of(tmp_path, NAMES[0]).exists():
+        assert time.monotonic() < end_s
+    assert [name for name, _ in files.kept(tmp_path)] == NAMES[:1]
+
+
+def test_a_server_that_ends_writes_what_it_can(made, tmp_path):
+    made.store([Store(NAMES[n], n, n, writes_file=True) for n in range(4)])
+    made.close()
+    assert sorted(name for name, _ in files.kept(tmp_path)) == NAMES[:4]
+
+
+def test_host_memory_is_taken_at_the_start():
+    """Of what is only promised, nothing would be resident."""
+    before = psutil.Process().memory_info().rss
+    rows = host_rows(64, 1 << 20)
+    assert psutil.Process().memory_info().rss - before > 60 << 20
+    assert rows.shape == (64, 1 << 20)
+
+
+def test_host_memory_that_is_not_there_is_refused_with_the_numbers(caches, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 5 * ROW_BYTES - 1)
+    pages = Pages(caches, PAGES)
+    with pytest.raises(BadInput, match=f"take {5 * ROW_BYTES} bytes .* {5 * ROW_BYTES - 1}"):
+        Mover(pages, slots=4, folder=tmp_path)
+    Mover(pages, slots=3, folder=tmp_path).close()
 
 
 def test_bytes_and_seconds_of_each_tier_and_direction_are_counted(made, figures):

@@ -11,6 +11,13 @@ from kvtune.engines.vllm.plugin.tiers.placement import Load, Placement, Store
 NAMES = [f"page-{number}" for number in range(9)]
 
 
+def placement(slots, disk_bytes, file_bytes, on_disk=()):
+    """With a disk from the start."""
+    places = Placement(slots)
+    places.use_disk(disk_bytes, file_bytes, on_disk)
+    return places
+
+
 def keep(places, name, block_id=0):
     """Store a page and have its file written."""
     store = places.store(name, block_id)
@@ -42,7 +49,7 @@ def test_a_kept_page_is_not_kept_twice():
 
 
 def test_the_least_recently_used_page_leaves_and_its_file_stays():
-    places = Placement(2, disk_bytes=100, file_bytes=10)
+    places = placement(2, disk_bytes=100, file_bytes=10)
     for name in "ab":
         keep(places, name)
     keep(places, "a")
@@ -52,7 +59,7 @@ def test_the_least_recently_used_page_leaves_and_its_file_stays():
 
 
 def test_a_full_disk_tier_drops_the_file_that_was_used_longest_ago():
-    places = Placement(1, disk_bytes=25, file_bytes=10)
+    places = placement(1, disk_bytes=25, file_bytes=10)
     for name in "abc":
         keep(places, name)
     assert places.take_dropped() == ["a"]
@@ -61,19 +68,28 @@ def test_a_full_disk_tier_drops_the_file_that_was_used_longest_ago():
 
 
 def test_files_of_an_earlier_server_count_and_leave_first():
-    places = Placement(1, 30, 10, on_disk=[("old", 15), ("older-format", 12)])
+    places = placement(1, 30, 10, on_disk=[("old", 15), ("older-format", 12)])
     assert places.found(["old"]) == ["disk"]
     keep(places, "a")
     assert places.take_dropped() == ["old"]
 
 
+def test_a_disk_that_is_there_later_is_used_from_then_on():
+    places = Placement(1)
+    assert keep(places, "a") == Store("a", 0, 0, writes_file=False)
+    places.use_disk(30, 10, [("old", 10)])
+    assert places.found(["old"]) == ["disk"]
+    assert keep(places, "b") == Store("b", 0, 0, writes_file=True)
+    assert places.found(["b"]) == ["host"]
+
+
 def test_more_files_than_may_be_are_dropped_at_the_start():
-    places = Placement(1, 20, 10, on_disk=[("oldest", 10), ("old", 10), ("new", 10), ("huge", 99)])
+    places = placement(1, 20, 10, on_disk=[("oldest", 10), ("old", 10), ("new", 10), ("huge", 99)])
     assert places.take_dropped() == ["oldest", "huge"]
 
 
 def test_a_page_from_disk_is_promoted_and_holds_both_places_until_it_is_there():
-    places = Placement(1, 20, 10, on_disk=[("a", 10)])
+    places = placement(1, 20, 10, on_disk=[("a", 10)])
     (load,) = places.load(["a"], [5])
     assert load == Load("a", 5, load.slot, reads_file=True)
     assert load.slot is not None
@@ -87,7 +103,7 @@ def test_a_page_from_disk_is_promoted_and_holds_both_places_until_it_is_there():
 
 
 def test_with_no_slot_to_spare_a_page_comes_from_disk_all_the_same():
-    places = Placement(1, 40, 10, on_disk=[("a", 10), ("b", 10)])
+    places = placement(1, 40, 10, on_disk=[("a", 10), ("b", 10)])
     first, second = places.load(["a", "b"], [1, 2])
     assert first.slot is not None
     assert second == Load("b", 2, None, reads_file=True)
@@ -97,14 +113,14 @@ def test_with_no_slot_to_spare_a_page_comes_from_disk_all_the_same():
 
 
 def test_promoted_pages_push_none_out_that_is_loaded_with_them():
-    places = Placement(1, 40, 10, on_disk=[("b", 10)])
+    places = placement(1, 40, 10, on_disk=[("b", 10)])
     keep(places, "a")
     assert [load.name for load in places.load(["a", "b"], [1, 2])] == ["a", "b"]
     assert places.found(["a"]) == ["host"]
 
 
 def test_a_page_that_is_being_written_keeps_its_slot():
-    places = Placement(1, 40, 10)
+    places = placement(1, 40, 10)
     assert places.store("a", 1).writes_file
     assert places.store("b", 2) is None
     places.written("a", is_there=True)
@@ -112,7 +128,7 @@ def test_a_page_that_is_being_written_keeps_its_slot():
 
 
 def test_a_file_that_could_not_be_written_is_not_there():
-    places = Placement(1, 40, 10)
+    places = placement(1, 40, 10)
     places.store("a", 1)
     places.written("a", is_there=False)
     assert places.found(["a"]) == ["host"]
@@ -122,7 +138,7 @@ def test_a_file_that_could_not_be_written_is_not_there():
 
 
 def test_a_lost_page_is_nowhere_and_its_file_goes():
-    places = Placement(1, 40, 10, on_disk=[("a", 10)])
+    places = placement(1, 40, 10, on_disk=[("a", 10)])
     loads = places.load(["a"], [5])
     places.loaded(loads, ["a"])
     assert places.found(["a"]) == []
@@ -142,7 +158,7 @@ def test_the_slot_of_a_lost_page_is_free_only_when_nobody_reads_it_any_more():
 
 
 def test_to_forget_takes_all_of_one_server_and_what_moves_once_it_ended():
-    places = Placement(2, 40, 10, on_disk=[("mine-1", 10), ("other-1", 10)])
+    places = placement(2, 40, 10, on_disk=[("mine-1", 10), ("other-1", 10)])
     store = places.store("mine-2", 1)
     places.forget("mine-")
     assert places.found(["mine-1"]) == places.found(["mine-2"]) == []
@@ -173,7 +189,7 @@ class Moves(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.places = Placement(3, disk_bytes=45, file_bytes=10)
+        self.places = placement(3, disk_bytes=45, file_bytes=10)
         self.rows, self.files = {}, set()
         self.loading, self.writing = [], []
 

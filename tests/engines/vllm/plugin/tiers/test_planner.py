@@ -6,6 +6,7 @@ import pytest
 
 from kvtune.engines.vllm.plugin import counters
 from kvtune.engines.vllm.plugin.tiers import files
+from kvtune.engines.vllm.plugin.tiers import planner as under_test
 from kvtune.engines.vllm.plugin.tiers.planner import Planner
 from kvtune.errors import BadInput
 from kvtune.policies.plugin_config import TiersConfig
@@ -94,6 +95,33 @@ def test_two_servers_do_not_share_a_folder(tmp_path, caplog):
     (store,) = keep(second, 0).stores
     assert not store.writes_file
     first.close()
+
+
+@pytest.mark.parametrize("asks_first", ["a prompt", "a step"])
+def test_a_server_takes_over_when_the_one_that_had_the_folder_ends(
+    tmp_path, monkeypatch, asks_first
+):
+    monkeypatch.setattr(under_test, "ASK_AGAIN_S", 0)
+    first, second = planner(1, 2, tmp_path), planner(1, 2, tmp_path)
+    assert second.loadable_tokens(HASHES[:1]) == 0
+    files.write(tmp_path, first.name(HASHES[0]), memoryview(bytes(ROW_BYTES)))
+    first.close()
+    if asks_first == "a step":
+        (store,) = keep(second, 1).stores
+        assert store.writes_file
+    assert second.loadable_tokens(HASHES[:1]) == 32
+    third = planner(1, 2, tmp_path)
+    assert third.loadable_tokens(HASHES[:1]) == 0
+    second.close()
+
+
+def test_a_server_that_ended_takes_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(under_test, "ASK_AGAIN_S", 0)
+    first, second = planner(1, 2, tmp_path), planner(1, 2, tmp_path)
+    second.close()
+    first.close()
+    keep(second, 0)
+    assert planner(1, 2, tmp_path, identity="f" * 16).step([(HASHES[0], 1)]).stores[0].writes_file
 
 
 def test_what_is_lost_is_not_promised_again():
