@@ -1,9 +1,11 @@
-"""The real model that integration tests serve, whole and in part."""
+"""The real model that integration tests serve, whole and in part, and vLLM in forks."""
 
 import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,22 @@ def shallow(model, tmp_path_factory):
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+@pytest.fixture(scope="session")
+def ask():
+    """What a module beside this one `answers`, in a process of its own that has vLLM already."""
+    program = [sys.executable, str(Path(__file__).with_name("vllm_forks.py"))]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(program, **pipes) as process:
+
+        def ask(program, model, *, may_fail=False, **wanted):
+            asked = {"program": program, "wanted": {"model": str(model), **wanted}}
+            process.stdin.write(json.dumps(asked) + "\n")
+            process.stdin.flush()
+            told = json.loads(process.stdout.readline())
+            assert may_fail or "failed" not in told, "vLLM ended; its log is above"
+            return told
+
+        yield ask
+        process.stdin.close()

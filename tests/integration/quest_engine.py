@@ -1,55 +1,57 @@
 """Runs vLLM in this process, with Quest as asked, and tells what it answers and what Quest chose.
 
-`quest_engine.py MODEL`, see `vllm_forks`, answers {"quest": ..., "calls": ..., "check": ...}.
-
 `calls` are lists of prompts, as token ids, each answered together. With `check`, choices and
 outputs of sparse rows are held against the reference engine's Quest over the keys and values that
-their layer was given.
+their layer was given, and as an int8 store keeps them where that is asked for.
 """
 
 from collections import defaultdict
 
-from vllm_forks import greedy, serve, start
+from small_vllm import answer, start
 
 PAGE, TOKENS = 32, 24
 LAYERS = (2, 4, 7)
 """Those that are held against the reference, the first sparse one and the last among them."""
 
 
-def answers(model, quest, calls, kv_cache_dtype="auto", check=False):
+def answers(model, asked, calls, kv_cache_dtype="auto", check=False):
     """What vLLM answers, greedily."""
-    watch = Watch() if check else None
-    engine = start(
+    watch = Watch(rounded if "store" in asked else unchanged) if check else None
+    llm = start(
         model,
-        None if quest is None else {"quest": quest},
+        asked,
         max_model_len=6200,
         max_num_seqs=12,
-        skip_tokenizer_init=True,
         kv_cache_memory_bytes=160 << 20,
         kv_cache_dtype=kv_cache_dtype,
     )
-    draw = greedy(TOKENS, detokenize=False)
-    ids, cached = [], []
-    for prompts in calls:
-        done = engine.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts], draw, use_tqdm=False
-        )
-        ids.append([list(request.outputs[0].token_ids) for request in done])
-        cached.append([request.num_cached_tokens for request in done])
+    done = [answer(llm, prompts, TOKENS) for prompts in calls]
     from kvtune.engines.vllm.plugin.counters import counters
 
     figures = {name: counters().get(name) for name in ("pages_seen", "pages_read")}
-    told = {"ids": ids, "cached": cached, **figures}
-    return told | (watch.told() if watch else {})
+    return {"calls": done, **figures, **(watch.told() if watch else {})}
+
+
+def unchanged(vectors):
+    """As stock pages keep them."""
+    return vectors
+
+
+def rounded(vectors):
+    """As an int8 store keeps them."""
+    from kvtune.kernels.token_head import dequantize_token_head, quantize_token_head
+
+    return dequantize_token_head(*quantize_token_head(vectors, "int8"), "int8")
 
 
 class Watch:
     """Holds each sparse row of each layer against the reference."""
 
-    def __init__(self):
+    def __init__(self, as_stored):
         from kvtune.engines.vllm.plugin import quest
 
-        self.rows, self.other_choices, self.error = 0, 0, 0.0
+        self.as_stored = as_stored
+        self.rows, self.missed, self.error = 0, 0.0, 0.0
         watch, original = self, quest.impl_class
 
         def impl_class(stock, asked):
@@ -73,10 +75,11 @@ class Watch:
     def see(self, impl, layer, query, key, value, metadata, output, asked):
         if int(layer.layer_name.split(".")[2]) not in LAYERS:
             return
+        key, value = self.as_stored(key.clone()), self.as_stored(value.clone())
         for token, slot in enumerate(metadata.slot_mapping.tolist()):
             if slot % PAGE == 0:
                 impl.kept[slot // PAGE].clear()
-            impl.kept[slot // PAGE][slot % PAGE] = (key[token].clone(), value[token].clone())
+            impl.kept[slot // PAGE][slot % PAGE] = (key[token], value[token])
         sparse = metadata.quest.sparse
         if sparse is None:
             return
@@ -97,7 +100,6 @@ class Watch:
         import torch
 
         from kvtune.kernels.pages import page_bounds, page_scores
-        from kvtune.kernels.topk import top_indices
 
         cells = [impl.kept[page] for page in pages]
         order = [(page, offset) for page, cell in enumerate(cells) for offset in range(len(cell))]
@@ -106,13 +108,17 @@ class Watch:
         scores = page_scores(query, *page_bounds(keys, PAGE), "max")
         if len(chosen) == 1:
             scores = scores.mean(dim=0, keepdim=True)
-        best = top_indices(scores[:, :-1], len(chosen[0]) - 1).tolist()
         heads = len(query) // len(chosen)
-        for part, positions in enumerate(best):
-            expected = [pages[position] for position in (*positions, len(pages) - 1)]
+        for part, read_pages in enumerate(chosen):
             self.rows += 1
-            self.other_choices += expected != chosen[part]
-            read = [n for n, (page, _) in enumerate(order) if pages[page] in chosen[part]]
+            assert read_pages[-1] == pages[-1], "the page that is written is always read"
+            of_page = dict(zip(pages, scores[part].tolist(), strict=True))
+            read_old, left = read_pages[:-1], set(pages) - set(read_pages)
+            assert read_old == [page for page in pages[:-1] if page not in left]
+            if read_old:
+                above = max(map(of_page.get, left)) - min(map(of_page.get, read_old))
+                self.missed = max(self.missed, above / float(scores[part].abs().max()))
+            read = [n for n, (page, _) in enumerate(order) if pages[page] in read_pages]
             assert len(read) == length
             of_part = slice(part * len(keys) // len(chosen), (part + 1) * len(keys) // len(chosen))
             attended = torch.nn.functional.scaled_dot_product_attention(
@@ -125,8 +131,9 @@ class Watch:
             self.error = max(self.error, float(off / attended.abs().max()))
 
     def told(self):
-        return {"rows": self.rows, "other_choices": self.other_choices, "error": self.error}
+        """How many choices were seen, and the worst of them.
 
-
-if __name__ == "__main__":
-    serve(answers)
+        `missed`: how far a page that was left out is above one that was read, to the greatest score
+        of its row. `error`: of an output, to the greatest of its part.
+        """
+        return {"rows": self.rows, "missed": self.missed, "error": self.error}

@@ -5,13 +5,11 @@ Prompts are random tokens, which no two of them share. A prompt of 600 tokens ha
 """
 
 import random
-from pathlib import Path
 
 import pytest
-from contracts.forks import forks
+from contracts.answers import assert_same
 
 pytestmark = pytest.mark.integration
-ENGINE = Path(__file__).with_name("tiers_engine.py")
 LAYERS = 8
 PAGE_BYTES = LAYERS * 3 * 2 * 64 * 32 * 4
 """Layers, KV heads, key and value, channels, tokens, bytes of each."""
@@ -22,14 +20,14 @@ HOST = {"tiers": {"host_bytes": 100 * PAGE_BYTES}}
 
 
 @pytest.fixture(scope="module")
-def serve(shallow):
-    with forks(ENGINE, shallow) as ask:
+def serve(ask, shallow):
+    """Starts a server anew, and asks it calls of prompts."""
 
-        def told(kvtune, calls, pages=40, **more):
-            pool = {"pool_bytes": pages * PAGE_BYTES}
-            return ask({"kvtune": kvtune, "calls": calls, **pool, **more})
+    def told(asked, calls, pages=40, **more):
+        pool = {"pool_bytes": pages * PAGE_BYTES}
+        return ask("tiers_engine", shallow, asked=asked, calls=calls, **pool, **more)
 
-        yield told
+    return told
 
 
 def on_disk(folder, host_pages=30):
@@ -44,6 +42,11 @@ def on_disk(folder, host_pages=30):
 
 def computed(call):
     return call["tokens"].get("local_compute", 0)
+
+
+def joined(*calls):
+    """What calls tell of their prompts, as if these had come together."""
+    return {name: [one for call in calls for one in call[name]] for name in ("ids", "best")}
 
 
 def same_pages(first, later):
@@ -66,7 +69,7 @@ def test_a_prompt_that_fell_out_of_the_pool_comes_back_from_host_memory(serve):
         "external_kv_transfer": LOADED,
         "host": LOADED,
     }
-    assert again["ids"] == first["ids"]
+    assert_same([again], [first])
     assert same_pages(first, again) >= LOADED // 32
     assert all(computed(call) == 600 for call in (first, *between))
     assert told["figures"]["tier_bytes host load"] == LOADED // 32 * PAGE_BYTES
@@ -78,7 +81,7 @@ def test_what_left_host_memory_comes_back_from_disk(filled):
     first, _, _, again = told["calls"]
     assert again["tokens"]["disk"] == LOADED
     assert computed(again) == 24
-    assert again["ids"] == first["ids"]
+    assert_same([again], [first])
     assert same_pages(first, again) >= LOADED // 32
     assert told["figures"]["tier_bytes disk load"] == LOADED // 32 * PAGE_BYTES
 
@@ -88,7 +91,7 @@ def test_a_server_that_starts_again_loads_what_the_first_one_computed(serve, fil
     later = serve(on_disk(folder), [[A, B], [A]])
     both, again = later["calls"]
     assert both["tokens"]["disk"] == 2 * LOADED
-    assert both["ids"] == [told["calls"][0]["ids"][0], told["calls"][1]["ids"][0]]
+    assert_same([both], [joined(*told["calls"][:2])])
     assert same_pages(told["calls"][0], both) >= LOADED // 32
     # What was loaded is in the pool, as any other prompt's pages.
     assert again["tokens"].get("external_kv_transfer", 0) == 0
@@ -97,8 +100,8 @@ def test_a_server_that_starts_again_loads_what_the_first_one_computed(serve, fil
 
 def test_a_server_that_computes_otherwise_loads_nothing_of_it(serve, filled):
     _, folder = filled
-    kvtune = on_disk(folder) | {"streaming_llm": {"window_tokens": 2000}}
-    (call,) = serve(kvtune, [[A]])["calls"]
+    asked = on_disk(folder) | {"streaming_llm": {"window_tokens": 2000}}
+    (call,) = serve(asked, [[A]])["calls"]
     assert computed(call) == 600
 
 
@@ -116,7 +119,7 @@ def test_damaged_files_and_all_behind_them_are_computed_and_the_answers_are_the_
         copy.parent.mkdir(exist_ok=True)
         copy.write_bytes(content)
     later = serve(on_disk(tmp_path), [[A], [B]])
-    assert [call["ids"] for call in later["calls"]] == [call["ids"] for call in told["calls"][:2]]
+    assert_same(later["calls"], told["calls"][:2])
     assert same_pages(told["calls"][0], later["calls"][0]) >= len(sound)
     pages = LOADED // 32
     assert later["figures"]["tier_bytes disk load"] == len(sound) * PAGE_BYTES
@@ -130,23 +133,22 @@ def test_a_disk_that_cannot_be_written_costs_a_warning_and_no_answer(serve, fill
     for number in range(256):
         (tmp_path / f"{number:02x}").write_text("")
     later = serve(on_disk(tmp_path), [[A], [B], [C], [A]])
-    assert [call["ids"] for call in later["calls"]] == [call["ids"] for call in told["calls"]]
+    assert_same(later["calls"], told["calls"])
     assert any("could not be written" in warning for warning in later["warnings"])
 
 
 def test_requests_that_run_together_are_answered_as_alone(serve, filled):
     told, _ = filled
-    ids = {name: call["ids"][0] for name, call in zip("ABC", told["calls"], strict=False)}
+    of_a, of_b, of_c = told["calls"][:3]
     later = serve(HOST, [[A], [B], [C], [A, B, C], [B, A]], chunk=512)
     together, pair = later["calls"][3:]
-    assert together["ids"] == [ids["A"], ids["B"], ids["C"]]
-    assert pair["ids"] == [ids["B"], ids["A"]]
+    assert_same([together, pair], [joined(of_a, of_b, of_c), joined(of_b, of_a)])
     assert together["tokens"]["host"] >= 2 * LOADED
 
 
 def test_under_streaming_llm_only_pages_travel_that_saw_all_before_them(serve):
     # Sinks and window of a page each: the first three pages are exact.
-    kvtune = HOST | {"streaming_llm": {"window_tokens": 32, "sink_tokens": 32}}
-    first, *_, again = serve(kvtune, [[A], [B], [C], [D], [A]], pages=14)["calls"]
+    asked = HOST | {"streaming_llm": {"window_tokens": 32, "sink_tokens": 32}}
+    first, *_, again = serve(asked, [[A], [B], [C], [D], [A]], pages=14)["calls"]
     assert again["tokens"].get("host", 0) == 3 * 32
-    assert again["ids"] == first["ids"]
+    assert_same([again], [first])

@@ -1,26 +1,23 @@
 """Runs vLLM in this process, with tiers as asked, and tells what it answers and where from.
 
-`tiers_engine.py MODEL`, see `vllm_forks`, answers {"kvtune": ..., "calls": ..., "pool_bytes": ...}.
-Each line has a server that starts anew.
-
-`calls` are lists of prompts, as token ids, each answered together from a pool of so many bytes.
-What is told of pages are digests of the bytes that the pool holds under the hash of their tokens.
+`calls` are lists of prompts, each answered together from a pool of so many bytes. What is told of
+pages are digests of the bytes that the pool holds under the hash of their tokens.
 """
 
 import hashlib
 import logging
 from collections import Counter
 
-from vllm_forks import greedy, serve, start
+from small_vllm import answer, start
 
 TOKENS = 16
 
 
-def answers(model, kvtune, calls, pool_bytes, chunk=256):
+def answers(model, asked, calls, pool_bytes, chunk=256):
     """What vLLM answers, greedily."""
     engine = start(
         model,
-        kvtune,
+        asked,
         max_model_len=1200,
         max_num_batched_tokens=chunk,
         max_num_seqs=4,
@@ -34,16 +31,9 @@ def answers(model, kvtune, calls, pool_bytes, chunk=256):
     told = []
     for prompts in calls:
         before = sources(engine)
-        done = engine.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts], greedy(TOKENS), use_tqdm=False
-        )
-        told.append(
-            {
-                "ids": [list(request.outputs[0].token_ids) for request in done],
-                "tokens": dict(sources(engine) - before),
-                "pages": pages(engine),
-            }
-        )
+        done = answer(engine, prompts, TOKENS)
+        counted = {"tokens": dict(sources(engine) - before), "pages": pages(engine)}
+        told.append(done | counted)
     from kvtune.engines.vllm.plugin.counters import counters
 
     figures = {
@@ -77,7 +67,3 @@ def pages(engine):
                 digest.update(cache[block.block_id].numpy().tobytes())
             digests[block.block_hash.hex()] = digest.hexdigest()
     return digests
-
-
-if __name__ == "__main__":
-    serve(answers)

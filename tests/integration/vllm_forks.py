@@ -1,9 +1,10 @@
-"""A program that runs vLLM in its own process, once for each line that it is asked.
+"""A program that runs vLLM in forks of its own process, one for each line that it is asked.
 
-vLLM is imported once; each line of standard input, a JSON object, is answered with one by a fork of
-its own. The side of the tests is `contracts.forks`.
+vLLM is imported once. A line of standard input is {"program": ..., "wanted": {...}}: the fork tells
+in a line what `answers(**wanted)` of that module beside this one returns. `conftest.ask` asks it.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -17,50 +18,27 @@ os.environ |= {
 }
 
 
-def start(model, asked, **engine):
-    """An `LLM` whose plugin is asked for this (None: stock), small but for what `engine` says."""
-    from vllm import LLM
-
-    return LLM(
-        model,
-        additional_config={"kvtune": asked} if asked else {},
-        distributed_executor_backend="uni",
-        enforce_eager=True,
-        **{
-            "dtype": "float32",
-            "block_size": 32,
-            "max_model_len": 4096,
-            "max_num_batched_tokens": 512,
-            "max_num_seqs": 8,
-            "kv_cache_memory_bytes": 256 << 20,
-            **engine,
-        },
-    )
-
-
-def greedy(tokens, **more):
-    """How answers of so many tokens are drawn."""
-    from vllm import SamplingParams
-
-    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, **more)
-
-
-def serve(answers):
-    """Answer each line with what `answers(model, **line)` returns."""
+def serve():
+    """Answer line after line until there are no more."""
     import vllm.v1.engine.llm_engine
     import vllm.v1.worker.cpu_worker  # noqa: F401
 
-    model = sys.argv[1]
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # some of vLLM prints to where answers go
     for line in sys.stdin:
+        asked = json.loads(line)
         receive, send = os.pipe()
         if (child := os.fork()) == 0:
             with os.fdopen(send, "w") as pipe:
-                json.dump(answers(model, **json.loads(line)), pipe)
+                program = importlib.import_module(asked["program"])
+                json.dump(program.answers(**asked["wanted"]), pipe)
             os._exit(0)
         os.close(send)
         with os.fdopen(receive) as pipe:
             told = pipe.read()
         os.waitpid(child, 0)
         print(told or json.dumps({"failed": True}), file=answer, flush=True)
+
+
+if __name__ == "__main__":
+    serve()
