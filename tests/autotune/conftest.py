@@ -1,12 +1,16 @@
 """A search to run: on a landscape if the test asks for one, else on simulated servers."""
 
+import shutil
 import signal
 
+import optuna
 import pytest
+from alembic.script import ScriptDirectory
 from contracts.landscape import DEVICE, GOAL, Landscape, Recorder, workload
 from contracts.questions import ONLY_KV_DTYPE, Questioned, Words, is_harmful
 from sqlalchemy import Engine, event
 
+from kvtune.autotune.explore.advice import Advice
 from kvtune.autotune.interrupts import SIGNALS
 from kvtune.autotune.limits import QualityRules
 from kvtune.autotune.study import open_study
@@ -29,13 +33,50 @@ def avx512(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patience():
+    """A search waits for its model: on a busy machine it would go on without, and find others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(Advice.__init__.__kwdefaults__, "limit_s", 300.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def migrations_read_once():
+    """Alembic reads the files of migrations, ours and Optuna's, once and not for each store."""
+    read = ScriptDirectory.from_config.__func__
+    known = {}
+
+    def from_config(cls, config):
+        where = config.get_main_option("script_location")
+        if where not in known:
+            known[where] = read(cls, config)
+        return known[where]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptDirectory, "from_config", classmethod(from_config))
+        yield
+
+
+@pytest.fixture(scope="session")
+def new_history(migrations_read_once, tmp_path_factory):
+    """The file of a history in which there is nothing yet but tables, Optuna's among them."""
+    path = tmp_path_factory.mktemp("new") / "kvtune.db"
+    with open_store(path) as opened:
+        storage = optuna.storages.RDBStorage(opened.url)
+        storage.remove_session()
+        storage.engine.dispose()
+    return path
+
+
 @pytest.fixture
-def store(tmp_path):
+def store(new_history, tmp_path):
     """A new history. It need not survive a power cut, so it does not wait for the disk."""
 
     def hurry(connection, record):
         connection.execute("PRAGMA synchronous=OFF")
 
+    shutil.copy(new_history, tmp_path / "kvtune.db")
     event.listen(Engine, "connect", hurry)
     with open_store(tmp_path / "kvtune.db") as opened:
         yield opened

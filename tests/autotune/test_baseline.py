@@ -172,20 +172,23 @@ def test_interrupt_of_a_probe_ends_it_and_the_search_and_keeps_the_baseline(sear
     assert [entry.reused for entry in onward.ledger.entries if not entry.trial.number] == [True]
 
 
-def test_search_that_goes_on_says_that_there_is_no_server_to_probe(search, store):
-    search(budget=UNPROBED)[0].run()
-    tuning, reporter = search(budget=PROBED)
-    tuning.run()
-    assert tuning.look.probed is None
-    assert said(reporter, "decode steps are not probed: the defaults were measured before")
+def test_search_without_time_for_a_probe_sends_none_and_going_on_has_no_server_for_one(
+    search, store, monkeypatch
+):
+    def measure(device):
+        raise AssertionError("the simulated engine only pretends to compute")
 
-
-def test_search_without_time_for_a_probe_sends_none(search, store):
+    monkeypatch.setattr("kvtune.autotune.profiling.measure_ceilings", measure)
     tuning, reporter = search(budget=UNPROBED)
     tuning.run()
     assert not said(reporter, "prob")
     (row,) = store.profiles()
     assert row.profile.step_time is None or row.profile.step_time.source == "load"
+    assert store.ceilings(DEVICE.key) is None
+    onward, reporter = search(budget=PROBED)
+    onward.run()
+    assert onward.look.probed is None
+    assert said(reporter, "decode steps are not probed: the defaults were measured before")
 
 
 def test_baseline_that_has_no_value_of_the_goal_is_not_probed(search, probes, store):
@@ -223,12 +226,3 @@ def test_search_measures_what_its_device_reaches_before_it_is_served(
     assert row.profile.ceilings == some_ceilings(DEVICE)
     tuning_on(engine=Computing(), budget=budget, seed=1).run()
     assert served == [0], "it is known then"
-
-
-def test_search_of_a_simulated_engine_measures_no_device(search, store, monkeypatch):
-    def measure(device):
-        raise AssertionError("it only pretends to compute")
-
-    monkeypatch.setattr("kvtune.autotune.profiling.measure_ceilings", measure)
-    search(budget=UNPROBED)[0].run()
-    assert store.ceilings(DEVICE.key) is None

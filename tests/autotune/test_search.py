@@ -36,8 +36,8 @@ def space():
 
 
 @pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path / 'kvtune.db'}"
+def url(store):
+    return store.url
 
 
 def test_every_proposal_has_typed_values_of_the_space(space, url):

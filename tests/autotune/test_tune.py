@@ -104,8 +104,8 @@ def test_a_space_without_knobs_measures_the_defaults_and_says_why(tuning_on, lan
 
 def test_the_sampler_learns_where_it_is_good(tuning_on, landscape):
     landscape.goodput = by_block_size
-    tuning_on(budget=Budget(trials=28, confirm_rounds=2), max_harm=Harm.LOSSLESS).run()
-    later = landscape.points[12:]
+    tuning_on(budget=Budget(trials=20, confirm_rounds=2), max_harm=Harm.LOSSLESS).run()
+    later = landscape.points[8:]
     small = sum(arguments.get("block-size") == 32 for arguments in later)
     assert small > len(later) / 2, "blind luck gives a quarter"
 
@@ -328,13 +328,11 @@ def test_fp8_is_never_tried_when_the_search_is_lossless(tuning_on, landscape):
     assert harmful(landscape) == []
 
 
-def test_harm_can_be_explored_from_the_start(tuning_on, landscape):
+def test_harm_can_be_explored_from_the_start_and_the_canary_is_asked_of_it_and_the_defaults(
+    tuning_on, landscape
+):
     tuning_on(explore_lossy=True, budget=Budget(trials=12, confirm_rounds=2)).run()
     assert harmful(landscape)
-
-
-def test_the_canary_is_asked_of_the_defaults_and_of_what_may_change_answers(tuning_on, landscape):
-    tuning_on(explore_lossy=True, budget=Budget(trials=12, confirm_rounds=2)).run()
     for one in landscape.asked:
         is_point = one.trial.parent is None
         may_harm = one.trial.number == 0 or "kv-cache-dtype" in one.arguments
@@ -354,7 +352,8 @@ def test_settings_whose_answers_are_not_vouched_for_never_win(
 ):
     landscape.goodput = lambda arguments: 99.0 if "kv-cache-dtype" in arguments else 1.0
     landscape.canary = lambda arguments: ours if "kv-cache-dtype" in arguments else stock
-    tuning = tuning_on(explore_lossy=True, budget=Budget(trials=12, confirm_rounds=2))
+    budget = Budget(trials=8, confirm_rounds=2)
+    tuning = tuning_on(base=ONLY_BLOCK_SIZE, explore_lossy=True, budget=budget)
     decision = tuning.run()
     out = {
         entry.trial.number
