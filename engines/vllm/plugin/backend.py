@@ -16,6 +16,7 @@ from typing import Any
 
 from kvtune.engines.vllm.plugin.asked import asked_of, telling_fixes
 from kvtune.engines.vllm.plugin.builder import builder_class
+from kvtune.engines.vllm.plugin.front import check_again
 from kvtune.engines.vllm.plugin.layers import checked
 from kvtune.policies.plugin_config import PluginConfig
 
@@ -27,6 +28,9 @@ def __getattr__(name: str) -> Any:
 
     config = get_current_vllm_config()
     asked = asked_of(config)
+    if asked.is_asked:
+        with telling_fixes():
+            check_again(config, asked)
     stock = stock_backend()
     if not asked.changes_attention:
         return stock

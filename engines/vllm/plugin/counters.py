@@ -60,6 +60,9 @@ METRICS = {
     "open_page_bytes": Metric(
         "gauge_sum", "Bytes beside the cache for pages that a store has not quantized yet."
     ),
+    "early_pages": Metric(
+        "counter", "Pages that a store quantized before they were full, and that went on filling."
+    ),
     "summary_bytes": Metric("gauge_sum", "Bytes that summaries of pages take beside the cache."),
     "tier_bytes": Metric(
         "counter", "Bytes moved to a tier (store) or back from it (load).", ("tier", "direction")

@@ -28,7 +28,7 @@ def facts_of(vllm_config: Any) -> Facts:
             parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
         ),
         is_speculative=vllm_config.speculative_config is not None,
-        has_connector=bool(vllm_config.kv_transfer_config or cache.kv_offloading_size),
+        has_connector=_has_other_connector(vllm_config),
         is_generative=model.runner_type == "generate",
         is_multimodal=model.is_multimodal_model,
         uses_mla=model.use_mla,
@@ -40,12 +40,20 @@ def facts_of(vllm_config: Any) -> Facts:
         skips_kv_layers=bool(cache.kv_cache_dtype_skip_layers),
         matches_part_blocks=cache.prefix_match_unit is not None,
         uses_v2_runner=vllm_config.use_v2_model_runner,
+        splits_batches=parallel.use_ubatching,
         data_parallel=parallel.data_parallel_size,
         has_lora=vllm_config.lora_config is not None,
         has_prefix_cache=bool(cache.enable_prefix_caching),
         prefix_hash=cache.prefix_caching_hash_algo,
         knows_weights=has_weights(model.model) and vllm_config.load_config.load_format != "dummy",
     )
+
+
+def _has_other_connector(vllm_config: Any) -> bool:
+    """Whether others bring KV in. A worker's configuration may have the plugin's own connector."""
+    transfer = vllm_config.kv_transfer_config
+    is_ours = transfer and str(transfer.kv_connector_module_path).startswith(__package__)
+    return bool((transfer and not is_ours) or vllm_config.cache_config.kv_offloading_size)
 
 
 def _platform(platform: Any) -> str:

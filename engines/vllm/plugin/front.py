@@ -16,10 +16,10 @@ from typing import Any
 from kvtune.engines.vllm.plugin import collector
 from kvtune.engines.vllm.plugin.asked import asked_of
 from kvtune.engines.vllm.plugin.facts import BACKEND, facts_of
-from kvtune.engines.vllm.plugin.refusals import TESTED, is_tested, refusals
+from kvtune.engines.vllm.plugin.refusals import TESTED, Facts, is_tested, refusals
 from kvtune.engines.vllm.plugin.tiers import entry
 from kvtune.errors import BadInput
-from kvtune.policies.plugin_config import plugin_config
+from kvtune.policies.plugin_config import PluginConfig, plugin_config
 
 _log = logging.getLogger("vllm.kvtune")
 
@@ -72,18 +72,7 @@ def begin(vllm_config: Any) -> None:
     _forget_backends()
     if not asked.is_asked:
         return
-    try:
-        facts = facts_of(vllm_config)
-    except (ImportError, AttributeError) as error:
-        raise BadInput(
-            f"the plugin does not find its way in this version of vLLM: {error}",
-            fix=f"install vLLM {TESTED}, or take kvtune's section out of --additional-config",
-        ) from error
-    if reasons := refusals(facts, asked):
-        raise BadInput(
-            f"the plugin cannot serve this: {'; '.join(each.why for each in reasons)}",
-            fix="; ".join(dict.fromkeys(each.fix for each in reasons)),
-        )
+    facts = checked(vllm_config, asked)
     if not is_tested(facts.vllm_version):
         _log.warning(
             "kvtune's plugin was never tried with vLLM %s (tried: %s). Its self-test guards the "
@@ -99,6 +88,43 @@ def begin(vllm_config: Any) -> None:
         connector.attach(vllm_config)
     if asked.tiers is not None:
         entry.enter(vllm_config, asked.tiers)
+
+
+def checked(vllm_config: Any, asked: PluginConfig) -> Facts:
+    """What is known of a configuration, if what is `asked` for can be served by it.
+
+    Raises:
+        BadInput: it cannot.
+    """
+    try:
+        facts = facts_of(vllm_config)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(
+            f"the plugin does not find its way in this version of vLLM: {error}",
+            fix=f"install vLLM {TESTED}, or take kvtune's section out of --additional-config",
+        ) from error
+    if reasons := refusals(facts, asked):
+        raise BadInput(
+            f"the plugin cannot serve this: {'; '.join(each.why for each in reasons)}",
+            fix="; ".join(dict.fromkeys(each.fix for each in reasons)),
+        )
+    return facts
+
+
+def check_again(vllm_config: Any, asked: PluginConfig) -> None:
+    """Refuse in a worker what never came by `begin`: a configuration that a program made itself.
+
+    Raises:
+        BadInput: it cannot be served, or a connector is missing that `begin` enters.
+    """
+    checked(vllm_config, asked)
+    needs_connector = asked.page_eviction is not None or asked.tiers is not None
+    if needs_connector and vllm_config.kv_transfer_config is None:
+        raise BadInput(
+            "the plugin could not enter its connector into this configuration",
+            fix="make it by EngineArgs.create_engine_config after load_general_plugins, as vLLM's "
+            "own servers do, or leave page_eviction and tiers out",
+        )
 
 
 def _forget_backends() -> None:

@@ -55,6 +55,7 @@ def builder_class(stock: type) -> type:
         ) -> None:
             super().__init__(kv_cache_spec, layer_names, vllm_config, device)
             self.open_pages = OpenPages(vllm_config.scheduler_config.max_num_seqs)
+            counters().add("early_pages", 0)
 
         def build(
             self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
@@ -68,6 +69,8 @@ def builder_class(stock: type) -> type:
                 common.block_table_tensor,
                 self.kv_cache_spec.block_size,
             )
+            # Of requests that ended, nobody reads such pages again.
+            counters().add("early_pages", len(metadata.store_step.moves.again))
             return metadata
 
     return Builder

@@ -2,10 +2,10 @@
 
 import sys
 import types
-from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
+from contracts.step_metadata import Common
 
 from kvtune.engines.vllm.plugin import builder as under_test
 from kvtune.engines.vllm.plugin import self_test
@@ -18,27 +18,6 @@ torch = pytest.importorskip("torch")
 PAGE = 8
 # A page of sinks and two of window.
 ASKED = PluginConfig(streaming_llm=StreamingLlmConfig(window_tokens=16, sink_tokens=4))
-
-
-@dataclass
-class Common:
-    query_start_loc: object
-    query_start_loc_cpu: object
-    seq_lens: object
-    seq_lens_cpu_upper_bound: object
-    num_reqs: int
-    num_actual_tokens: int
-    max_query_len: int
-    max_seq_len: int
-    block_table_tensor: object
-    slot_mapping: object
-    is_prefilling: object = None
-    req_idx: object = None
-    _num_computed_tokens_cache: object = None
-    _token_to_req_indices_cache: object = None
-
-    def replace(self, **changed):
-        return replace(self, **changed)
 
 
 class Stock:
@@ -57,7 +36,7 @@ def step(*rows):
         starts,
         starts,
         lengths,
-        lengths,
+        seq_lens_cpu_upper_bound=lengths,
         num_reqs=len(rows),
         num_actual_tokens=int(starts[-1]),
         max_query_len=max(queries for _, queries, _ in rows),

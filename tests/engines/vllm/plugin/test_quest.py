@@ -1,12 +1,12 @@
 """Quest around a stock backend of a few lines, which attends to pages as vLLM's kernels do."""
 
-import dataclasses
 import sys
 import types
 from types import SimpleNamespace
 
 import pytest
 import torch
+from contracts.step_metadata import Common
 
 from kvtune.engines.vllm.plugin import quest
 from kvtune.engines.vllm.plugin.counters import Counters
@@ -17,27 +17,6 @@ from kvtune.policies.plugin_config import QuestConfig
 PAGE, HEADS, GROUP, WIDTH, BLOCKS, LAYERS = 4, 2, 2, 8, 64, 3
 STARTS = {"a": 1, "b": 20, "c": 40}
 """The first page of each request in the cache."""
-
-
-@dataclasses.dataclass
-class Common:
-    query_start_loc: torch.Tensor
-    query_start_loc_cpu: torch.Tensor
-    seq_lens: torch.Tensor
-    seq_lens_cpu_upper_bound: torch.Tensor
-    is_prefilling: torch.Tensor
-    block_table_tensor: torch.Tensor
-    slot_mapping: torch.Tensor
-    num_reqs: int
-    num_actual_tokens: int
-    max_query_len: int
-    max_seq_len: int
-    positions: None = None
-    _num_computed_tokens_cache: None = None
-    _token_to_req_indices_cache: None = None
-
-    def replace(self, **changes):
-        return dataclasses.replace(self, **changes)
 
 
 class Builder:

@@ -2,10 +2,11 @@
 
 import sys
 import types
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from contracts.step_metadata import Common
 
 from kvtune.errors import BadInput
 
@@ -15,20 +16,6 @@ from kvtune.engines.vllm.plugin import self_test  # noqa: E402
 from kvtune.engines.vllm.plugin.rows import kept_rows, without_middle  # noqa: E402
 
 PAGE, HEADS, KV_HEADS, WIDTH = 4, 4, 2, 8
-
-
-@dataclass
-class Common:
-    query_start_loc: object
-    query_start_loc_cpu: object
-    seq_lens: object
-    seq_lens_cpu_upper_bound: object
-    num_reqs: int
-    num_actual_tokens: int
-    max_query_len: int
-    max_seq_len: int
-    block_table_tensor: object
-    slot_mapping: object
 
 
 class StockImpl:

@@ -1,10 +1,10 @@
 """A stock attention of a few lines, and one layer of a server around it."""
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
 import torch
+from contracts.step_metadata import Common
 
 from kvtune.engines.vllm.plugin import store
 from kvtune.engines.vllm.plugin.counters import Counters
@@ -14,15 +14,6 @@ from kvtune.engines.vllm.plugin.store.spec import packed
 torch.set_num_threads(1)
 
 PAGE, HEADS, GROUP, WIDTH, BLOCKS = 32, 2, 3, 64, 24
-
-
-@dataclasses.dataclass
-class Common:
-    query_start_loc: torch.Tensor
-    query_start_loc_cpu: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table_tensor: torch.Tensor
-    slot_mapping: torch.Tensor
 
 
 class StockBuilder:
@@ -121,6 +112,10 @@ class Engine:
             query_start_loc=starts,
             query_start_loc_cpu=starts,
             seq_lens=lengths,
+            num_reqs=len(more),
+            num_actual_tokens=count,
+            max_query_len=max(more.values()),
+            max_seq_len=int(lengths.max()),
             block_table_tensor=table,
             slot_mapping=torch.tensor(slots),
         )

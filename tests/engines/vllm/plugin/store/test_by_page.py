@@ -99,12 +99,17 @@ def test_requests_that_end_leave_nothing_to_those_that_take_their_pages(engine, 
     assert len(served.impl.open) <= 2 + 3 + 3
 
 
-def test_a_request_whose_open_page_was_crowded_out_goes_on_from_its_codes(engine, attention):
+def test_a_request_whose_open_page_was_crowded_out_goes_on_from_its_codes(
+    engine, attention, figures
+):
     served = engine(StoreConfig(format="kivi", bits_key=8, bits_value=8), max_num_seqs=1)
     served.step(a=40)
     served.step(b=3)
     served.step(c=3)
+    # Should c have ended, nobody minds that its page went early.
+    assert figures.get("early_pages") == 0
     query, output = served.step(a=1)["a"]
+    assert figures.get("early_pages") == 1
     assert torch.allclose(output, attention(query, *served.written("a")), atol=0.05)
 
 
