@@ -77,7 +77,7 @@ def dequantize_token_head(
         ValueError: `fmt` is unknown.
     """
     if fmt == "int8" or fmt == "fp8":
-        return (data.float() * scale[..., None]).to(dtype)
+        return data.float().mul_(scale[..., None]).to(dtype)
     if fmt == "int4":
         return _dequantize_int4(data, scale).to(dtype)
     raise _unknown(fmt)
@@ -88,7 +88,7 @@ def dequantize_int4_rotated(
 ) -> Tensor:
     """Return `int4_rotate` of what int4 stored, but for rounding, without turning anything."""
     rotated = _rotated_int4(data, scale)
-    return (rotated / math.sqrt(_power_of_two_factor(rotated.shape[-1]))).to(dtype)
+    return rotated.div_(math.sqrt(_power_of_two_factor(rotated.shape[-1]))).to(dtype)
 
 
 def int4_rotate(x: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def _rotated_int4(data: Tensor, scale: Tensor) -> Tensor:
         codes = unpack_bits(data, 4, width).float()
     else:
         codes = look_up(data, 4, width, _int4_codes(data.device))
-    return (codes - zero_point[..., None]) * step[..., None]
+    return codes.sub_(zero_point[..., None]).mul_(step[..., None])
 
 
 @lru_cache

@@ -84,7 +84,7 @@ class VectorQuantizer:
         unit = self._looked_up(stored["codes"])
         if self.mode == "prod":
             unit = unit + self.rotation.rotate(self._residual(stored))
-        return unit * stored["norm"].float()[..., None]
+        return unit.mul_(stored["norm"].float()[..., None])
 
     def tables(self, device: torch.device) -> dict[str, Tensor]:
         """Return what it reads besides stored vectors, the same tensors for equal quantizers."""

@@ -56,13 +56,18 @@ class Part:
         """Decode `cells` [heads, n, bytes]: [heads, n, width], in the codec's own axes."""
         return self.codec.decode_rotated(
             {
-                field.name: cells[..., field.start : field.end]
-                .contiguous()
+                field.name: _bytes_of(field, cells)
                 .view(field.dtype)
                 .view(*cells.shape[:2], *field.shape)
                 for field in self.fields
             }
         )
+
+
+def _bytes_of(field: Field, cells: Tensor) -> Tensor:
+    """The bytes of a field in cells [heads, n, bytes]; copied only if its numbers need that."""
+    held = cells[..., field.start : field.end]
+    return held if field.dtype.itemsize == 1 else held.contiguous()
 
 
 class Cells:
