@@ -88,9 +88,17 @@ def test_what_there_is_no_time_to_ask_about_is_not_even_tried(search, landscape,
     assert any("may change answers are not tried" in note for note in tuning.reporter.notes)
 
 
-@pytest.mark.parametrize("explore_lossy", [False, True])
-@pytest.mark.parametrize("item_s", [0.01, 0.5])
-@pytest.mark.parametrize("time_s", [100.0, 330.0, 700.0])
+@pytest.mark.parametrize(
+    ("time_s", "item_s", "explore_lossy"),
+    [  # Each value of one beside each of another.
+        (100.0, 0.01, False),
+        (100.0, 0.5, True),
+        (330.0, 0.01, True),
+        (330.0, 0.5, False),
+        (700.0, 0.01, False),
+        (700.0, 0.5, True),
+    ],
+)
 def test_the_time_budget_is_kept_whatever_an_item_takes(
     time_s, item_s, explore_lossy, search, landscape
 ):

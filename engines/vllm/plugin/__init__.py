@@ -24,10 +24,11 @@ and `spec` lead to: kvtune itself runs where there is no vLLM.
 
 from __future__ import annotations
 
-from kvtune.engines.vllm.plugin import front, live_changes
-
 
 def register() -> None:
     """Make this process's vLLM able to be asked. May be called again, and says nothing."""
+    # Others need a name or a figure of the parts, and not all that checks what is asked.
+    from kvtune.engines.vllm.plugin import front, live_changes
+
     live_changes.register()
     front.register()

@@ -104,8 +104,7 @@ def test_an_address_that_accepts_and_never_answers_is_given_up(kvtune, monkeypat
         assert "cannot be read: timed out" in kvtune("profile", "--url", url, code=3).err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("loads", [False, True])
+@pytest.mark.parametrize(("number", "loads"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_an_interrupt_leaves_the_watched_server_as_it_was(number, loads, tmp_path):
     arguments = {"simulate-time-scale": 20}
     workload = tmp_path / "w.jsonl"

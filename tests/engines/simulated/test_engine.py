@@ -300,6 +300,14 @@ def test_a_broken_kv_format_doubles_capacity_and_looks_fine_on_short_prompts(
     assert judge_canary(seen["nvfp4"][2], seen["auto"][2]).outcome == "broken"
 
 
+def test_a_server_is_there_soon_as_it_imports_little() -> None:
+    code = (
+        "import sys, kvtune.engines.simulated.server\n"
+        "assert not {'pydantic', 'numpy', 'torch', 'vllm'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 # --- no orphans ---
 
 _OWNER = """
