@@ -1,6 +1,7 @@
 """Quantized pages on a real vLLM: how many there are, and what it answers over them."""
 
 import functools
+import math
 
 import pytest
 from contracts.answers import same_but_for_ties
@@ -24,6 +25,14 @@ FORMATS = {
     "kivi-4": ({"store": {"format": "kivi"}}, 2 * (32 + 8)),
     "kivi-2": ({"store": {"format": "kivi", "bits_key": 2, "bits_value": 2}}, 2 * (16 + 8)),
 }
+
+NOISE = 0.05
+"""How far log probabilities of the shallow model may be off stock's over int8: measured are 0.02 to
+0.03."""
+RECOMPUTED = 0.05
+"""How far a page may be from what it was before it was computed anew. Where all its int8 codes were
+rounded the other way, that would be 0.01; measured are 0.001, and 0.18 and more where a page was
+not written, was read in another's place, or had the scales of another head."""
 
 
 def story(sentences, seed):
@@ -110,24 +119,38 @@ def test_four_bits_find_a_needle_in_a_long_prompt(served, name):
 
 
 @pytest.mark.parametrize("name", ["int8", "kivi-4"])
-def test_requests_that_are_preempted_answer_as_if_there_were_room(run, shallow, name):
-    """Two that grow to 6 and 7 pages in a pool of 11, besides the null page, and in one of many."""
+def test_requests_that_are_preempted_hold_and_answer_what_they_would_with_room(run, shallow, name):
+    """Two that grow to 6 and 7 pages in a pool of 11, besides the null page, and in one of many.
+
+    Without a prefix cache all of a request is computed anew.
+    """
     asked, cell_bytes = FORMATS[name]
     calls = [[story(8, 3), story(9, 4)]]
-    limits = {"tokens": 72, "max_model_len": 320, "max_num_batched_tokens": 128}
-    roomy = run(shallow, asked, calls, **limits)
-    page_bytes = SHALLOW_LAYERS * HEADS * PAGE * cell_bytes
-    crowded = run(shallow, asked, calls, kv_cache_memory_bytes=12 * page_bytes, **limits)
+    limits = {"max_model_len": 320, "max_num_batched_tokens": 128, "enable_prefix_caching": False}
+    roomy = run(shallow, asked, calls, tokens=72, **limits)
+    limits["kv_cache_memory_bytes"] = 12 * SHALLOW_LAYERS * HEADS * PAGE * cell_bytes
+    crowded = run(shallow, asked, calls, tokens=72, **limits)
     assert crowded["blocks"] == 12
     assert crowded["free_blocks"] == 11
-    # What is computed anew comes in other batches, whose sums are rounded otherwise.
-    assert same_but_for_ties(crowded["calls"], roomy["calls"], off=0.01) > 72
     assert crowded["preemptions"] > roomy["preemptions"] == 0
+    # What is computed anew comes in other batches, whose sums are rounded otherwise, so that some
+    # codes are a step off. A page that is lost or another one is not.
+    assert furthest_page(crowded["held"], roomy["held"]) < RECOMPUTED
+    assert same_but_for_ties(crowded["calls"], roomy["calls"], off=NOISE) > 72
+
+
+def furthest_page(ours, theirs):
+    """How far a page of any request is from the same of theirs, to what it holds."""
+    return max(
+        math.dist(page, other) / math.hypot(*other)
+        for pages, others in zip(ours, theirs, strict=True)
+        for page, other in zip(pages, others, strict=True)
+    )
 
 
 def test_streaming_llm_does_with_int8_pages_what_it_does_with_stock_ones(run, shallow):
     others = {"streaming_llm": {"window_tokens": 128, "sink_tokens": 32}}
     calls = [[story(20, 3), story(1, 5)]]
     over_stock, ours = run(shallow, others, calls), run(shallow, others | INT8, calls)
-    assert same_but_for_ties(ours["calls"], over_stock["calls"], off=0.2) > 16
+    assert same_but_for_ties(ours["calls"], over_stock["calls"], off=NOISE) > 16
     assert ours["pages_read"] == over_stock["pages_read"] < ours["pages_seen"]

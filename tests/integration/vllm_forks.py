@@ -4,6 +4,7 @@ vLLM is imported once. A line of standard input is {"program": ..., "wanted": {.
 in a line what `answers(**wanted)` of that module beside this one returns. `conftest.ask` asks it.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -15,14 +16,19 @@ os.environ |= {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # each fork would compile anew how log probabilities are ranked
 }
 
 
 def serve():
     """Answer line after line until there are no more."""
-    import vllm.v1.engine.llm_engine
+    import vllm.entrypoints.llm
+    import vllm.v1.attention.backends.cpu_attn
     import vllm.v1.worker.cpu_worker  # noqa: F401
 
+    # vLLM collects garbage several times in a start, among all that was imported too.
+    gc.collect()
+    gc.freeze()
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # some of vLLM prints to where answers go
     for line in sys.stdin:
