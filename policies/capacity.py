@@ -11,6 +11,7 @@ from kvtune.policies.base import Context
 from kvtune.policies.model_shape import ModelShape
 from kvtune.policies.plugin_arguments import asked_by
 from kvtune.policies.settings import base_settings, read_count, settings_of
+from kvtune.policies.store_bytes import cell_bytes
 from kvtune.types import EffectiveConfig
 
 DTYPE, SKIP = "kv-cache-dtype", "kv-cache-dtype-skip-layers"
@@ -57,9 +58,9 @@ def kv_bytes_per_token(arguments: Mapping[str, JsonValue], ctx: Context) -> int 
 def kv_bytes_on_device(shape: ModelShape, arguments: Mapping[str, JsonValue]) -> int | None:
     """Return the bytes a token of a model takes on each device under engine arguments.
 
-    None where that is not known exactly, as under a store of kvtune's plugin.
+    None where that is not known exactly.
     """
-    if asked_by(arguments).store is not None or any(
+    if any(
         (read_count(arguments.get(name)) or 1) > 1
         for name in ("pipeline-parallel-size", "decode-context-parallel-size")
     ):
@@ -69,6 +70,8 @@ def kv_bytes_on_device(shape: ModelShape, arguments: Mapping[str, JsonValue]) ->
     if each is None or own is None or (shape.kv_heads > ranks and shape.kv_heads % ranks):
         return None
     heads_here = max(shape.kv_heads // ranks, 1)
+    if (store := asked_by(arguments).store) is not None:
+        return shape.layers * heads_here * cell_bytes(store, shape.head_dim)
     kept = skipped_layers(arguments, shape)
     total = shape.kv_bytes_per_token(each) * (shape.layers - kept)
     total += shape.kv_bytes_per_token(own) * kept
@@ -121,10 +124,27 @@ def pool_of(arguments: Mapping[str, JsonValue], ctx: Context) -> Pool | None:
     if override is not None:
         return Pool(override, block_tokens)
     per_token = kv_bytes_per_token(arguments, ctx)
-    memory = _pool_bytes(arguments, ctx)
+    memory = pool_bytes(arguments, ctx)
     if per_token is None or memory is None:
         return None
     return Pool(memory // (per_token * block_tokens), block_tokens)
+
+
+def pool_bytes(arguments: Mapping[str, JsonValue], ctx: Context) -> int | None:
+    """Return the bytes of the KV pool under `arguments`; None when unknown."""
+    asked = read_count(arguments.get("kv-cache-memory-bytes"))
+    if asked is not None:
+        return asked
+    base_share = ctx.base_arguments.get("gpu-memory-utilization")
+    seen = ctx.baseline
+    if seen is None or arguments.get("gpu-memory-utilization") != base_share:
+        return None
+    if seen.kv_cache_memory_bytes is not None:
+        return seen.kv_cache_memory_bytes
+    per_token = kv_bytes_per_token(ctx.base_arguments, ctx)
+    if per_token is None or seen.num_gpu_blocks is None or seen.block_size_tokens is None:
+        return None
+    return seen.num_gpu_blocks * seen.block_size_tokens * per_token
 
 
 def shortfall(arguments: Mapping[str, JsonValue], ctx: Context) -> str | None:
@@ -166,19 +186,3 @@ def _element_bytes(arguments: Mapping[str, JsonValue], shape: ModelShape) -> int
         return DTYPE_BYTES.get(cached)
     served = str(arguments.get("dtype", "auto"))
     return shape.dtype_bytes if served == "auto" else DTYPE_BYTES.get(served)
-
-
-def _pool_bytes(arguments: Mapping[str, JsonValue], ctx: Context) -> int | None:
-    asked = read_count(arguments.get("kv-cache-memory-bytes"))
-    if asked is not None:
-        return asked
-    base_share = ctx.base_arguments.get("gpu-memory-utilization")
-    seen = ctx.baseline
-    if seen is None or arguments.get("gpu-memory-utilization") != base_share:
-        return None
-    if seen.kv_cache_memory_bytes is not None:
-        return seen.kv_cache_memory_bytes
-    per_token = kv_bytes_per_token(ctx.base_arguments, ctx)
-    if per_token is None or seen.num_gpu_blocks is None or seen.block_size_tokens is None:
-        return None
-    return seen.num_gpu_blocks * seen.block_size_tokens * per_token

@@ -18,6 +18,9 @@ OPTION = "additional-config"
 PREFIX = f"{OPTION}.{SECTION}."
 QUEST_TOKENS = f"{PREFIX}quest.budget_tokens"
 WINDOW_TOKENS = f"{PREFIX}streaming_llm.window_tokens"
+EVICTION_SHARE = f"{PREFIX}page_eviction.share"
+STORE_FORMAT = f"{PREFIX}store.format"
+HOST_BYTES = f"{PREFIX}tiers.host_bytes"
 
 NOTHING = PluginConfig()
 
@@ -31,6 +34,19 @@ def asked_by(arguments: Mapping[str, JsonValue]) -> PluginConfig:
     if not any(name.partition(".")[0] == OPTION for name in arguments):
         return NOTHING
     return plugin_config(whole(OPTION, arguments))
+
+
+def kv_format(arguments: Mapping[str, JsonValue]) -> str:
+    """In what keys and values are held: a `--kv-cache-dtype`, or `store` and its format.
+
+    Raises:
+        BadInput: the arguments ask for what the plugin does not have.
+    """
+    store = asked_by(arguments).store
+    if store is None:
+        return str(arguments.get("kv-cache-dtype", "auto"))
+    bits = (store.bits_key, store.bits_value)
+    return f"store {store.format}" + ("" if bits == (4, 4) else f" {bits[0]}/{bits[1]}")
 
 
 def whole(option: str, arguments: Mapping[str, JsonValue]) -> JsonValue:

@@ -140,12 +140,6 @@ class PluginConfig(_Part):
     tiers: TiersConfig | None = None
     protect: ProtectConfig = ProtectConfig()
 
-    @model_validator(mode="after")
-    def _one_evicts(self) -> Self:
-        if self.streaming_llm is not None and self.page_eviction is not None:
-            raise ValueError("streaming_llm and page_eviction both say which pages stay: take one")
-        return self
-
     @property
     def is_asked(self) -> bool:
         """Whether there is anything to do."""

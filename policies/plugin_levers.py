@@ -73,10 +73,8 @@ def why_not_served(ctx: Context) -> str:
     return ""
 
 
-def why_not_offered(ctx: Context) -> str:
-    """Why a search does not try the plugin's policies here; empty when it does."""
-    if reason := why_not_served(ctx):
-        return reason
+def why_all_is_kept(ctx: Context) -> str:
+    """Why a search tries to do without no part of a context here; empty when it does."""
     if budgets_tokens(ctx):
         return ""
     if (context := context_tokens(ctx)) is None:
@@ -107,3 +105,12 @@ def context_tokens(ctx: Context) -> int | None:
         return longest
     reached = round(inputs + outputs)
     return reached if longest is None else min(reached, longest)
+
+
+def prompt_tokens(ctx: Context) -> int | None:
+    """How long long prompts are, in tokens: the 95th percentile, or the longest request served."""
+    seen, longest = ctx.fingerprint, base_settings(ctx).max_model_len_tokens
+    inputs = seen.input_tokens.p95 if seen and seen.input_tokens else None
+    if inputs is None:
+        return longest
+    return round(inputs) if longest is None else min(round(inputs), longest)

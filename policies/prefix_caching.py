@@ -52,7 +52,7 @@ class PrefixCaching(Policy):
     def knobs(self, ctx: Context) -> tuple[Knob, ...]:
         """Offer to turn the cache off unless prompts share prefixes; else only the hash."""
         knobs = []
-        reuse = _reuse_ratio(ctx)
+        reuse = reuse_ratio(ctx)
         if not ctx.fixed(ENABLE) and (reuse is None or reuse < REUSE_RATIO):
             because = (
                 "how much prompts share is not known"
@@ -85,7 +85,7 @@ class PrefixCaching(Policy):
         return self.make_choice(values, {}, "prefixes are cached as the engine does by itself")
 
 
-def _reuse_ratio(ctx: Context) -> float | None:
+def reuse_ratio(ctx: Context) -> float | None:
     """Return the reusable share of prompt tokens at the block size in force, or the nearest one."""
     shares = ctx.fingerprint.reusable_prefix_share if ctx.fingerprint else {}
     if not shares:

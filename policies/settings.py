@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from kvtune.policies.base import Context
+from kvtune.policies.page_budget import PageBudget
 from kvtune.policies.plugin_arguments import asked_by
+from kvtune.policies.plugin_clashes import Beside
 from kvtune.policies.plugin_config import PluginConfig
 from kvtune.policies.sink_window import SinkWindow
 
@@ -53,6 +55,22 @@ class Settings:
     def sink_window(self) -> SinkWindow | None:
         """What StreamingLLM keeps of a request; None where it is off."""
         return self.plugin.sink_window(self.block_tokens)
+
+    @property
+    def page_budget(self) -> PageBudget | None:
+        """What page eviction keeps of a prompt; None where it is off."""
+        return self.plugin.page_budget(self.block_tokens)
+
+    @property
+    def beside(self) -> Beside:
+        """What the plugin is asked for, beside what it has to go with."""
+        return Beside(
+            self.plugin,
+            self.kv_cache_dtype,
+            self.prefix_caching,
+            self.hash_algo,
+            self.skips_kv_layers,
+        )
 
     def blocks_of(self, tokens: int) -> int:
         """The most KV blocks that a request holds at a time until it has `tokens` tokens."""

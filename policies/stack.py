@@ -14,8 +14,8 @@ from pydantic import JsonValue
 
 from kvtune.errors import BadInput
 from kvtune.policies.base import Context
-from kvtune.policies.kv_dtype import FP8
 from kvtune.policies.plugin_arguments import PREFIX
+from kvtune.policies.plugin_clashes import CLASHES, Clash
 from kvtune.policies.settings import STOCK_HASH_ALGO, Settings, settings_of
 from kvtune.types import Choice, PolicyStack
 
@@ -23,8 +23,11 @@ ORDER = (
     "kv_memory",
     "kv_dtype",
     "kv_skip_layers",
+    "store_format",
     "page_selection",
     "streaming_window",
+    "page_eviction",
+    "host_tier",
     "block_size",
     "prefix_caching",
     "max_num_seqs",
@@ -51,6 +54,16 @@ class Rule:
     reason: str
     broken: Callable[[Settings], bool]
     repairs: tuple[str, ...]
+
+
+def _rule(clash: Clash) -> Rule:
+    """What kvtune's plugin refuses, as a rule of stacks."""
+    return Rule(
+        "refused",
+        f"kvtune's plugin refuses this: {clash.why}",
+        lambda now: clash.applies(now.beside),
+        clash.repairs,
+    )
 
 
 RULES = (
@@ -92,30 +105,7 @@ RULES = (
         lambda now: not now.prefix_caching and now.hash_algo != STOCK_HASH_ALGO,
         ("prefix_caching_hash_algo",),
     ),
-    Rule(
-        "refused",
-        "kvtune's plugin refuses layers whose KV is stored in another format",
-        lambda now: now.skips_kv_layers and now.plugin.is_asked,
-        ("kv_cache_dtype_skip_layers", "quest_budget_tokens", "streaming_window_tokens"),
-    ),
-    Rule(
-        "refused",
-        "kvtune's plugin refuses kv-cache-dtype beside a store, which is a format of its own",
-        lambda now: now.plugin.store is not None and now.kv_cache_dtype != "auto",
-        ("kv_cache_dtype",),
-    ),
-    Rule(
-        "refused",
-        "kvtune's plugin refuses page_eviction with 8-bit keys, which it cannot read back",
-        lambda now: now.plugin.page_eviction is not None and now.kv_cache_dtype in FP8,
-        ("kv_cache_dtype",),
-    ),
-    Rule(
-        "refused",
-        "kvtune's plugin refuses tiers without a prefix cache, whose pages they keep",
-        lambda now: now.plugin.tiers is not None and not now.prefix_caching,
-        ("enable_prefix_caching",),
-    ),
+    *(_rule(clash) for clash in CLASHES),
     Rule(
         "dead",
         "Quest reads everything where its budget holds all that StreamingLLM keeps",
@@ -179,6 +169,6 @@ def _describe(name: str, value: JsonValue) -> str:
         return f"{name} {'on' if value else 'off'}"
     if isinstance(value, list):
         return f"{name} {' '.join(map(str, value))}"
-    if name.endswith("-bytes") and isinstance(value, int) and value % MIB == 0:
+    if name.endswith(("-bytes", "_bytes")) and isinstance(value, int) and value % MIB == 0:
         return f"{name} {value // MIB} MiB"
     return f"{name} {value}"

@@ -9,7 +9,16 @@ from pydantic import Field, model_validator
 from kvtune.errors import BadInput
 from kvtune.lazy import lazy_import
 from kvtune.policies.eviction import Evictor, EvictorContext, Seen, choose_tokens
-from kvtune.policies.method import Axis, History, LayerShape, Paper, Saves, TokenMethod
+from kvtune.policies.method import (
+    REFERENCE,
+    Axis,
+    History,
+    LayerShape,
+    Paper,
+    Saves,
+    Serving,
+    TokenMethod,
+)
 from kvtune.policies.query_window import QueryWindow
 from kvtune.types import Harm
 
@@ -48,6 +57,14 @@ class ChunkKV(TokenMethod):
     harm = Harm.LOSSY
     saves = (Saves.CAPACITY, Saves.BANDWIDTH)
     acts = "prefill"
+    serving = (
+        REFERENCE,
+        Serving(
+            "kvtune-plugin",
+            "vLLM 0.32, --additional-config.kvtune.page_eviction",
+            platforms=("cpu",),
+        ),
+    )
     paper = Paper(
         "ChunkKV: Semantic-Preserving KV Cache Compression for Efficient Long-Context LLM "
         "Inference",

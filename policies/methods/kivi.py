@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from kvtune.kernels.packed_groups import PackedGroups
 from kvtune.lazy import lazy_import
 from kvtune.policies.method import (
+    REFERENCE,
     Axis,
     History,
     Need,
@@ -19,6 +20,7 @@ from kvtune.policies.method import (
     PlaneShape,
     Role,
     Saves,
+    Serving,
     StoreMethod,
 )
 from kvtune.policies.plane import Plane, PlaneContext, gather_tokens
@@ -54,6 +56,14 @@ class Kivi(StoreMethod):
     saves = (Saves.CAPACITY, Saves.BANDWIDTH)
     acts = "both"
     needs = (Need.KERNEL,)
+    serving = (
+        REFERENCE,
+        Serving(
+            "kvtune-plugin",
+            "vLLM 0.32, --additional-config.kvtune.store.format kivi",
+            platforms=("cpu",),
+        ),
+    )
     paper = Paper(
         "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", "2402.02750", 2024
     )

@@ -17,7 +17,16 @@ from kvtune.policies.eviction import (
     span_members,
     split_budget,
 )
-from kvtune.policies.method import Axis, History, LayerShape, Paper, Saves, TokenMethod
+from kvtune.policies.method import (
+    REFERENCE,
+    Axis,
+    History,
+    LayerShape,
+    Paper,
+    Saves,
+    Serving,
+    TokenMethod,
+)
 from kvtune.types import Harm
 
 if TYPE_CHECKING:
@@ -50,6 +59,14 @@ class SnapKV(TokenMethod):
     harm = Harm.LOSSY
     saves = (Saves.CAPACITY, Saves.BANDWIDTH)
     acts = "prefill"
+    serving = (
+        REFERENCE,
+        Serving(
+            "kvtune-plugin",
+            "vLLM 0.32, --additional-config.kvtune.page_eviction",
+            platforms=("cpu",),
+        ),
+    )
     paper = Paper(
         "SnapKV: LLM Knows What You are Looking for Before Generation", "2404.14469", 2024
     )

@@ -43,6 +43,7 @@ class Tiers(Method):
     serving = (
         REFERENCE,
         Serving("vllm", "--kv-offloading-size, --kv-offloading-backend native", "0.32", ("cuda",)),
+        Serving("kvtune-plugin", "vLLM 0.32, --additional-config.kvtune.tiers", platforms=("cpu",)),
     )
     paper = Paper(
         "Mooncake: A KVCache-centric Disaggregated Architecture for LLM Serving",

@@ -12,6 +12,7 @@ from kvtune.errors import BadInput
 from kvtune.kernels.packing import packed_bytes
 from kvtune.lazy import lazy_import
 from kvtune.policies.method import (
+    REFERENCE,
     Axis,
     History,
     Paper,
@@ -20,6 +21,7 @@ from kvtune.policies.method import (
     PlaneShape,
     Role,
     Saves,
+    Serving,
     StoreMethod,
 )
 from kvtune.policies.plane import (
@@ -252,6 +254,14 @@ class TurboQuant(StoreMethod):
     harm = Harm.LOSSY
     saves = (Saves.CAPACITY, Saves.BANDWIDTH)
     acts = "both"
+    serving = (
+        REFERENCE,
+        Serving(
+            "kvtune-plugin",
+            "vLLM 0.32, --additional-config.kvtune.store.format turboquant",
+            platforms=("cpu",),
+        ),
+    )
     paper = Paper(
         "TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate",
         "2504.19874",

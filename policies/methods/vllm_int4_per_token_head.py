@@ -22,6 +22,11 @@ class VllmInt4PerTokenHead(TokenHeadMethod):
     serving = (
         REFERENCE,
         Serving("vllm", "--kv-cache-dtype int4_per_token_head", "0.32", ("cuda",)),
+        Serving(
+            "kvtune-plugin",
+            "vLLM 0.32, --additional-config.kvtune.store.format int4",
+            platforms=("cpu",),
+        ),
     )
     summary = "Holds keys and values in 4 bits after a rotation: a quarter of the bytes, with loss."
     fmt = "int4"

@@ -20,6 +20,11 @@ class VllmInt8PerTokenHead(TokenHeadMethod):
     serving = (
         REFERENCE,
         Serving("vllm", "--kv-cache-dtype int8_per_token_head", "0.32", ("cuda",)),
+        Serving(
+            "kvtune-plugin",
+            "vLLM 0.32, --additional-config.kvtune.store.format int8",
+            platforms=("cpu",),
+        ),
     )
     summary = "Holds keys and values in 8-bit integers: half the bytes, at half a step of error."
     fmt = "int8"

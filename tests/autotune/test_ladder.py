@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from contracts.policy_samples import MIB, WITH_PLUGIN, on_cpu, on_gpu, workload
+from contracts.policy_samples import MIB, SITUATIONS, WITH_PLUGIN, on_cpu, on_gpu, workload
 
 from kvtune.autotune.ladder import (
     SHARES,
@@ -54,9 +54,10 @@ def test_a_search_has_no_rung_above_the_harm_that_it_may_do():
 
 def test_what_no_engine_serves_is_named_on_its_rung():
     closed = by_name(on_cpu())["L3"].closed
-    for name in ("snapkv", "h2o", "palu"):
+    for name in ("gear", "kvzip", "palu"):
         assert closed[name] == "no engine at hand serves it"
-    assert not {"quest", "streaming-llm"} & set(closed), "kvtune's plugin serves them"
+    ours = {"quest", "streaming-llm", "chunkkv", "snapkv", "kivi", "turboquant"}
+    assert not ours & set(closed), "kvtune's plugin serves them"
     assert "garbage" in closed["kv_cache_dtype=int4_per_token_head"]
     assert "vllm-turboquant" not in closed, "it is a value of a lever"
     assert "gqa" not in closed, "an architecture is nothing to try"
@@ -203,30 +204,42 @@ def bound(bottleneck):
 
 def test_policies_of_the_plugin_are_on_the_rung_for_lossy_settings():
     found = by_name(LONG)
-    assert {"quest_budget_tokens", "streaming_window_tokens"} <= set(found["L3"].opens)
-    assert not {"quest_budget_tokens", "streaming_window_tokens"} & set(found["L2"].opens)
+    lossy = {"quest_budget_tokens", "streaming_window_tokens", "page_eviction_share"}
+    assert lossy | {f"store_format={name}" for name in ("int4", "turboquant", "kivi")} <= set(
+        found["L3"].opens
+    )
+    assert not lossy & set(found["L2"].opens)
+    assert "store_format" in found["L2"].opens
+    (store,) = [one for one in found["L2"].space.knobs if one.knob.name == "store_format"]
+    assert store.knob.choices == ("none", "int8")
+
+
+def test_host_memory_of_the_plugin_is_on_the_rung_for_lossless_settings():
+    ctx = SITUATIONS["cpu, shared prefixes and the plugin"]
+    assert "tier_host_bytes" in by_name(ctx)["L1"].opens
+    assert "tier_host_bytes" not in by_name(LONG)["L1"].opens
 
 
 @pytest.mark.parametrize(
     ("bottleneck", "opened"),
     [
-        (Bottleneck.KV_CAPACITY, {"streaming_window_tokens"}),
-        (Bottleneck.PREFIX_THRASH, {"streaming_window_tokens"}),
-        (Bottleneck.KV_BANDWIDTH, {"streaming_window_tokens", "quest_budget_tokens"}),
+        (Bottleneck.KV_CAPACITY, {"streaming_window", "page_eviction", "store_format"}),
+        (Bottleneck.PREFIX_THRASH, {"streaming_window", "page_eviction", "store_format"}),
+        (Bottleneck.KV_BANDWIDTH, {"streaming_window", "page_eviction", "page_selection"}),
         (Bottleneck.COMPUTE, set()),
     ],
 )
 def test_the_verdict_says_which_of_them_is_tried(bottleneck, opened):
-    found = by_name(bound(bottleneck))["L3"]
-    ours = {"streaming_window_tokens", "quest_budget_tokens"}
-    assert ours & set(found.opens) == opened
-    closed = {"streaming_window", "page_selection"} & set(found.closed)
-    assert len(closed) == len(ours) - len(opened)
-    assert all("bound by" in found.closed[name] for name in closed)
+    found = by_name(bound(bottleneck))
+    ours = {"streaming_window", "page_selection", "page_eviction", "store_format"}
+    assert {one.policy for one in found["L3"].space.knobs} & ours == opened
+    closed = {**found["L2"].closed, **found["L3"].closed}
+    for name in ours - opened:
+        assert "bound by" in closed[name]
 
 
 def test_a_vllm_without_the_plugin_is_told_what_to_install():
     without = WITH_PLUGIN.model_copy(update={"plugin": None, "python": "/venv/bin/python"})
     closed = by_name(replace(LONG, engine=without))["L3"].closed
-    for name in ("page_selection", "streaming_window"):
+    for name in ("page_selection", "streaming_window", "page_eviction"):
         assert "to fix: /venv/bin/python -m pip install kvtune==" in closed[name]

@@ -1,10 +1,14 @@
 """Points of a space that has the policies of kvtune's plugin."""
 
+from itertools import product
+
 import pytest
 from contracts.policy_samples import MIB, WITH_PLUGIN, on_cpu, workload
 
 from kvtune.autotune.space import build_space, infeasible_reason, stack_from
 from kvtune.policies.plugin_arguments import QUEST_TOKENS, WINDOW_TOKENS, asked_by
+from kvtune.policies.plugin_clashes import clashes
+from kvtune.policies.settings import settings_of
 from kvtune.types import Harm
 
 
@@ -55,3 +59,61 @@ def test_a_pool_that_is_too_small_for_a_request_may_be_large_enough_for_a_window
     assert infeasible_reason(stack_from(space, {}, ctx), ctx) is not None
     stack = stack_from(space, {"streaming_window_tokens": window}, ctx)
     assert (infeasible_reason(stack, ctx) is None) is fits
+
+
+def sharing(**base):
+    """The same, of prompts of which a half could be reused, beside a small pool."""
+    lengths = workload(input_p95=5000.0, output_p50=60.0, reuse={128: 0.5})
+    arguments = {"kv-cache-memory-bytes": "512M", **base}
+    return on_cpu(engine=WITH_PLUGIN, fingerprint=lengths, base_arguments=arguments)
+
+
+@pytest.mark.parametrize(
+    ("values", "asked"),
+    [
+        ({"store_format": "int8", "kv_cache_dtype": "fp8"}, {"store"}),
+        ({"store_format": "int8", "page_eviction_share": 0.5}, {"store"}),
+        ({"store_format": "int8", "tier_host_bytes": 1 << 32}, {"store"}),
+        ({"page_eviction_share": 0.5, "tier_host_bytes": 1 << 32}, {"page_eviction"}),
+        ({"quest_budget_tokens": 512, "tier_host_bytes": 1 << 32}, {"quest"}),
+        ({"page_eviction_share": 0.5, "streaming_window_tokens": 512}, {"streaming_llm"}),
+        ({"page_eviction_share": 0.5, "kv_cache_dtype": "fp8"}, {"page_eviction"}),
+        ({"page_eviction_share": 0.5, "quest_budget_tokens": 512}, {"page_eviction", "quest"}),
+        ({"store_format": "int8", "quest_budget_tokens": 512}, {"store", "quest"}),
+        (
+            {"tier_host_bytes": 1 << 32, "streaming_window_tokens": 512},
+            {"tiers", "streaming_llm"},
+        ),
+    ],
+)
+def test_what_the_plugin_refuses_together_is_not_tried_and_the_rest_is(values, asked):
+    arguments = arguments_of(values, sharing())
+    assert asked_by(arguments).model_fields_set == asked
+    assert "kv-cache-dtype" not in arguments
+
+
+def test_quest_moves_a_store_to_the_nearest_format_that_goes_with_it():
+    asked = asked_by(arguments_of({"store_format": "kivi", "quest_budget_tokens": 512}, sharing()))
+    assert (asked.store.format, asked.quest.budget_tokens) == ("turboquant", 512)
+
+
+def test_no_point_of_a_space_is_one_that_the_plugin_refuses():
+    ctx = sharing()
+    space = build_space(ctx, harm=Harm.LOSSY)
+    ours = {"store_format", "page_eviction_share", "tier_host_bytes", "quest_budget_tokens"}
+    ours |= {"streaming_window_tokens", "kv_cache_dtype", "prefix_caching_hash_algo"}
+    knobs = [entry.knob for entry in space.knobs if entry.knob.name in ours]
+    assert len(knobs) == len(ours)
+    for values in product(*(sorted({knob.choices[0], knob.choices[-1]}) for knob in knobs)):
+        point = {knob.name: value for knob, value in zip(knobs, values, strict=True)}
+        stack = stack_from(space, point, ctx)
+        now = settings_of({**ctx.base_arguments, **stack.arguments}, ctx)
+        assert clashes(now.beside) == ()
+
+
+def test_a_store_makes_room_for_requests_that_full_precision_has_none_for():
+    ctx = on(**{"kv-cache-memory-bytes": 64 * MIB})
+    space = build_space(ctx, harm=Harm.LOSSY)
+    assert infeasible_reason(stack_from(space, {}, ctx), ctx) is not None
+    stack = stack_from(space, {"store_format": "turboquant"}, ctx)
+    assert infeasible_reason(stack, ctx) is None

@@ -10,8 +10,11 @@ from kvtune.types import Choice, Harm, PolicyStack
 
 VLLM_OPTIONS = frozenset(
     {
+        "additional-config.kvtune.page_eviction.share",
         "additional-config.kvtune.quest.budget_tokens",
+        "additional-config.kvtune.store.format",
         "additional-config.kvtune.streaming_llm.window_tokens",
+        "additional-config.kvtune.tiers.host_bytes",
         "block-size",
         "enable-prefix-caching",
         "gpu-memory-utilization",

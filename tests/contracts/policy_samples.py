@@ -91,6 +91,11 @@ SITUATIONS = {
         fingerprint=workload(input_p50=2500.0, input_p95=5000.0),
         base_arguments={"kv-cache-memory-bytes": "512M"},
     ),
+    "cpu, shared prefixes and the plugin": on_cpu(
+        engine=WITH_PLUGIN,
+        fingerprint=workload(reuse={128: 0.5}),
+        base_arguments={"kv-cache-memory-bytes": "512M"},
+    ),
     "cpu, one at a time": on_cpu(max_concurrency=1, fingerprint=workload()),
     "gpu, nothing known": on_gpu(model=None, detail=None),
     "gpu, wide load": on_gpu(

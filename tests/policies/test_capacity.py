@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from contracts.policy_samples import GIB, LLAMA_8B, MIB, on_cpu, on_gpu, workload
+from contracts.policy_samples import GIB, LLAMA_8B, MIB, SMOLLM2, on_cpu, on_gpu, workload
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ from kvtune.policies.capacity import (
     resident_requests,
     shortfall,
 )
-from kvtune.policies.plugin_arguments import WINDOW_TOKENS
+from kvtune.policies.plugin_arguments import STORE_FORMAT, WINDOW_TOKENS
 from kvtune.types import EffectiveConfig
 
 FP8_OF_256M = {"kv-cache-memory-bytes": "256M", "kv-cache-dtype": "fp8"}
@@ -182,10 +182,23 @@ def test_more_requests_are_resident_when_each_keeps_a_window():
     assert resident_requests(windowed) == 15
 
 
-def test_what_a_token_takes_in_a_store_of_the_plugin_is_not_guessed():
+@pytest.mark.parametrize(
+    ("name", "cell_bytes"), [("int8", 136), ("int4", 72), ("turboquant", 68), ("kivi", 80)]
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_store_of_the_plugin_has_pages_of_its_own_size(name, cell_bytes, dtype):
+    arguments = {"kv-cache-memory-bytes": "256M", "block-size": 32, "dtype": dtype}
+    stored = {**arguments, STORE_FORMAT: name}
+    # 30 layers of 3 KV heads.
+    assert kv_bytes_per_token(stored, on_cpu()) == 90 * cell_bytes
+    assert pool_of(stored, on_cpu()) == Pool((256 << 20) // (32 * 90 * cell_bytes), 32)
+    told = EffectiveConfig(kv_cache_dtype="auto", model_dtype=dtype)
+    assert effective_kv_bytes(SMOLLM2, stored, told) == 90 * cell_bytes
+
+
+def test_a_request_that_full_precision_has_no_room_for_fits_into_a_store():
     arguments = {"kv-cache-memory-bytes": "64M", "max-model-len": 8192}
-    stored = {**arguments, "additional-config": {"kvtune": {"store": {"format": "int8"}}}}
-    assert kv_bytes_per_token(arguments, on_cpu()) == 23_040
-    assert kv_bytes_per_token(stored, on_cpu()) is None
-    assert pool_of(stored, on_cpu()) is None
-    assert shortfall(stored, on_cpu()) is None
+    assert "than one request of" in shortfall(arguments, on_cpu())
+    # 42 blocks of 128 tokens in 8 bits, 85 in turboquant's 4.
+    assert "holds 5,248 tokens" in shortfall({**arguments, STORE_FORMAT: "int8"}, on_cpu())
+    assert shortfall({**arguments, STORE_FORMAT: "turboquant"}, on_cpu()) is None

@@ -52,7 +52,7 @@ def test_short_contexts_are_read_whole_anyway():
 
 def test_pages_that_tiers_bring_back_have_no_summaries():
     ctx = on(**{"additional-config.kvtune.tiers.host_bytes": 1 << 30})
-    assert "does not go with tiers" in PageSelection().supports(ctx).reason
+    assert "have no summaries" in PageSelection().supports(ctx).reason
 
 
 @pytest.mark.parametrize(("format_", "is_offered"), [("kivi", False), ("int8", True)])

@@ -3,7 +3,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.errors import BadInput
-from kvtune.policies.plugin_arguments import NOTHING, QUEST_TOKENS, WINDOW_TOKENS, asked_by, whole
+from kvtune.policies.plugin_arguments import (
+    NOTHING,
+    QUEST_TOKENS,
+    STORE_FORMAT,
+    WINDOW_TOKENS,
+    asked_by,
+    kv_format,
+    whole,
+)
 from kvtune.policies.plugin_config import QuestConfig, StreamingLlmConfig
 
 keys = st.sampled_from(["a", "b", "c"])
@@ -71,3 +79,20 @@ def test_a_mapping_taken_apart_in_any_order_is_put_together_again(tree, random):
     parts = leaves(tree, [])
     random.shuffle(parts)
     assert whole("x", dict(parts)) == tree
+
+
+@pytest.mark.parametrize(
+    ("arguments", "held"),
+    [
+        ({}, "auto"),
+        ({"kv-cache-dtype": "fp8"}, "fp8"),
+        ({STORE_FORMAT: "kivi"}, "store kivi"),
+        ({QUEST_TOKENS: 512}, "auto"),
+        (
+            {"additional-config": {"kvtune": {"store": {"format": "turboquant", "bits_key": 3}}}},
+            "store turboquant 3/4",
+        ),
+    ],
+)
+def test_formats_are_told_apart_whoever_serves_them(arguments, held):
+    assert kv_format(arguments) == held

@@ -8,7 +8,8 @@ from kvtune.policies.plugin_levers import (
     budgets_tokens,
     context_tokens,
     plugin_problem,
-    why_not_offered,
+    prompt_tokens,
+    why_all_is_kept,
     why_not_served,
 )
 
@@ -96,8 +97,14 @@ def test_a_context_is_what_long_requests_reach_and_no_more_than_what_is_served()
 
 def test_short_requests_are_a_reason_not_to_try():
     short = on(fingerprint=workload(input_p95=100.0, output_p50=20.0))
-    assert "140 tokens are too short" in why_not_offered(short)
-    assert why_not_offered(on()) == ""
-    assert "not installed" in why_not_offered(
-        on(engine=WITH_PLUGIN.model_copy(update={"plugin": None, "python": "/v/python"}))
-    )
+    assert "140 tokens are too short" in why_all_is_kept(short)
+    assert why_all_is_kept(on()) == ""
+    nothing = replace(on(), model=None, fingerprint=None)
+    assert why_all_is_kept(nothing) == "it is not known how long requests are"
+
+
+def test_long_prompts_are_those_of_the_load_as_far_as_they_are_served():
+    assert prompt_tokens(on()) == 5000
+    assert prompt_tokens(with_base(max_model_len=1000)) == 1000
+    assert prompt_tokens(on(fingerprint=None)) == 8192
+    assert prompt_tokens(replace(on(), model=None, fingerprint=None)) is None

@@ -2,7 +2,9 @@ import pytest
 from contracts.policy_samples import GIB, on_cpu, on_gpu
 
 from kvtune.errors import BadInput
-from kvtune.policies.plugin_arguments import QUEST_TOKENS, WINDOW_TOKENS
+from kvtune.policies.plugin_arguments import EVICTION_SHARE, QUEST_TOKENS, WINDOW_TOKENS
+from kvtune.policies.plugin_clashes import Beside
+from kvtune.policies.plugin_config import PluginConfig
 from kvtune.policies.settings import base_settings, read_count, settings_of
 from kvtune.types import Device, EffectiveConfig
 
@@ -113,6 +115,22 @@ def test_a_request_holds_a_block_for_each_started_one_unless_the_plugin_frees_so
     )
     # A page of sinks, eight of the window, two of a step, and one more.
     assert [kept.blocks_of(tokens) for tokens in (1, 1280, 1537, 8192)] == [1, 10, 12, 12]
+
+
+def test_settings_say_what_stays_of_a_prompt_and_what_the_plugin_has_to_go_with():
+    now = settings_of({"block-size": 32, EVICTION_SHARE: 0.25, "kv-cache-dtype": "fp8"}, on_cpu())
+    assert (now.page_budget.share, now.page_budget.block_tokens) == (0.25, 32)
+    assert settings_of({}, on_cpu()).page_budget is None
+    assert now.beside == Beside(now.plugin, "fp8")
+    other = settings_of(
+        {
+            "enable-prefix-caching": False,
+            "prefix-caching-hash-algo": "xxhash",
+            "kv-cache-dtype-skip-layers": ["0"],
+        },
+        on_cpu(),
+    )
+    assert other.beside == Beside(PluginConfig(), "auto", False, "xxhash", True)
 
 
 def test_a_request_that_the_plugin_does_not_know_is_refused():

@@ -2,7 +2,7 @@ import pytest
 from contracts.policy_samples import MIB, on_cpu
 
 from kvtune.errors import BadInput
-from kvtune.policies.plugin_arguments import QUEST_TOKENS, WINDOW_TOKENS
+from kvtune.policies.plugin_arguments import HOST_BYTES, QUEST_TOKENS, WINDOW_TOKENS
 from kvtune.policies.stack import ORDER, broken_rules, compose, describe
 from kvtune.types import Choice, Harm, PolicyStack
 
@@ -114,7 +114,7 @@ def test_memory_comes_first_in_the_order():
 
 def test_the_plugin_goes_with_no_layers_in_formats_of_their_own():
     both = {"kv-cache-dtype-skip-layers": ["0"], QUEST_TOKENS: 512}
-    assert any("another format" in reason for reason in broken(both))
+    assert any("formats of their own" in reason for reason in broken(both))
     assert not broken({QUEST_TOKENS: 512})
     assert not broken({"kv-cache-dtype-skip-layers": ["0"]})
 
@@ -132,6 +132,8 @@ def test_quest_has_nothing_to_choose_from_within_what_a_window_keeps(budget, is_
 def test_settings_of_the_plugin_are_told_by_their_short_names():
     stack = compose([choice("page_selection", {QUEST_TOKENS: 512}, Harm.LOSSY)])
     assert describe(stack) == "quest.budget_tokens 512"
+    tier = compose([choice("host_tier", {HOST_BYTES: 96 * MIB})])
+    assert describe(tier) == "tiers.host_bytes 96 MiB"
 
 
 @pytest.mark.parametrize(
@@ -146,11 +148,11 @@ def test_settings_of_the_plugin_are_told_by_their_short_names():
 )
 def test_formats_that_the_plugin_refuses_beside_what_the_user_asks_of_it(asked, dtype, is_refused):
     reasons = broken({"additional-config": {"kvtune": asked}, "kv-cache-dtype": dtype})
-    assert any("kvtune's plugin refuses" in reason for reason in reasons) is is_refused
+    assert any("kvtune's plugin refuses this: " in reason for reason in reasons) is is_refused
 
 
 def test_tiers_keep_what_a_prefix_cache_publishes():
     tiers = {"additional-config.kvtune.tiers.host_bytes": 1 << 30}
     assert not broken(tiers)
     (reason,) = broken({**tiers, "enable-prefix-caching": False})
-    assert "without a prefix cache" in reason
+    assert "what the prefix cache publishes, and it is off" in reason

@@ -56,4 +56,4 @@ def test_both_policies_of_the_plugin_go_into_one_stack():
 
 def test_one_policy_alone_says_which_pages_stay():
     ctx = on(**{"additional-config.kvtune.page_eviction.share": 0.5})
-    assert "page_eviction is fixed" in StreamingWindow().supports(ctx).reason
+    assert "both say which pages stay" in StreamingWindow().supports(ctx).reason

@@ -1,7 +1,8 @@
 """Why a server cannot be given what it asks for. Pure: facts in, reasons out.
 
 What is not refused here is tried in tests/integration, or handled by the code next door. Whatever
-would be served wrong without a word belongs in this table.
+would be served wrong without a word belongs in this table, or, where it is about what is asked and
+vLLM's own options beside it, in `kvtune.policies.plugin_clashes`, which a search knows too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvtune.policies.plugin_clashes import Beside, clashes
 from kvtune.policies.plugin_config import PluginConfig
 
 TESTED = "0.32.x"
@@ -41,6 +43,7 @@ class Facts:
     skips_kv_layers: bool = False
     matches_part_blocks: bool = False
     uses_v2_runner: bool = False
+    splits_batches: bool = False
     data_parallel: int = 1
     has_lora: bool = False
     has_prefix_cache: bool = True
@@ -150,11 +153,6 @@ _RULES: tuple[tuple[Callable[[Facts, PluginConfig], bool], str, str], ...] = (
         "take vLLM's own --kv-cache-dtype instead of store",
     ),
     (
-        lambda facts, asked: asked.store is not None and facts.kv_dtype != "auto",
-        "its store is a format of its own, and --kv-cache-dtype asks for another",
-        "leave --kv-cache-dtype or store out",
-    ),
-    (
         lambda facts, asked: (
             asked.quest is not None and asked.quest.per_kv_head and facts.platform != "cpu"
         ),
@@ -162,41 +160,9 @@ _RULES: tuple[tuple[Callable[[Facts, PluginConfig], bool], str, str], ...] = (
         "leave quest.per_kv_head out",
     ),
     (
-        lambda _, asked: (
-            asked.store is not None and asked.store.is_grouped and asked.quest is not None
-        ),
-        "quest splits pages by heads and requests as kivi's open pages cannot be",
-        "take a store of another format, or leave quest out",
-    ),
-    (
         lambda facts, asked: asked.tiers is not None and facts.platform != "cpu",
         "its tiers were tried on CPU only",
         "take vLLM's own --kv-offloading-size instead of tiers",
-    ),
-    (
-        lambda _, asked: asked.tiers is not None and asked.quest is not None,
-        "pages that tiers bring back have no summaries for quest to choose by",
-        "take tiers or quest out",
-    ),
-    (
-        lambda _, asked: asked.tiers is not None and asked.page_eviction is not None,
-        "tiers were never tried with page_eviction",
-        "take tiers or page_eviction out",
-    ),
-    (
-        lambda _, asked: asked.tiers is not None and asked.store is not None,
-        "tiers were never tried with a store",
-        "take tiers or store out",
-    ),
-    (
-        lambda facts, asked: asked.tiers is not None and not facts.has_prefix_cache,
-        "tiers keep what the prefix cache publishes, and it is off",
-        "leave --no-enable-prefix-caching or tiers out",
-    ),
-    (
-        lambda facts, asked: asked.tiers is not None and not facts.prefix_hash.startswith("sha256"),
-        "tiers need a hash of tokens that no other tokens have",
-        "set --prefix-caching-hash-algo sha256",
     ),
     (
         lambda facts, asked: asked.tiers is not None and facts.has_lora,
@@ -226,26 +192,20 @@ _RULES: tuple[tuple[Callable[[Facts, PluginConfig], bool], str, str], ...] = (
         "set VLLM_USE_V2_MODEL_RUNNER=0 in the environment",
     ),
     (
-        lambda facts, asked: asked.page_eviction is not None and facts.kv_dtype.startswith("fp8"),
-        "page eviction reads keys back, which it cannot do from this --kv-cache-dtype",
-        "take --kv-cache-dtype auto, or leave page_eviction out",
-    ),
-    (
-        lambda _, asked: asked.page_eviction is not None and asked.store is not None,
-        "page eviction reads keys back, which it cannot do from a store",
-        "take page_eviction or store out",
-    ),
-    (
-        lambda facts, _: facts.skips_kv_layers,
-        "layers with KV formats of their own have pages of their own",
-        "leave --kv-cache-dtype-skip-layers out",
+        lambda facts, asked: asked.page_eviction is not None and facts.splits_batches,
+        "page eviction knows a step's requests as one batch only",
+        "leave --enable-dbo and --ubatch-size out, or page_eviction",
     ),
 )
 
 
 def refusals(facts: Facts, asked: PluginConfig) -> list[Refusal]:
     """Everything that stands against serving what is `asked`, in the order to be told."""
-    return [Refusal(why, fix) for applies, why, fix in _RULES if applies(facts, asked)]
+    found = [Refusal(why, fix) for applies, why, fix in _RULES if applies(facts, asked)]
+    beside = Beside(
+        asked, facts.kv_dtype, facts.has_prefix_cache, facts.prefix_hash, facts.skips_kv_layers
+    )
+    return found + [Refusal(clash.why, clash.fix) for clash in clashes(beside)]
 
 
 def is_tested(vllm_version: str) -> bool:
