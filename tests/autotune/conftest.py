@@ -143,7 +143,7 @@ def tuning_on(store, tmp_path, request):
                 goal=goal,
                 log_dir=tmp_path / "logs",
                 reporter=reporter or Recorder(),
-                start_timeout_s=20,
+                start_timeout_s=120,
             ),
             workload=load,
             device=DEVICE,

@@ -70,7 +70,7 @@ def measured(engine, tmp_path, monkeypatch):
         plan=None,
         reporter=None,
         repeats=1,
-        start_timeout_s=20,
+        start_timeout_s=120,
         model="org/model",
         afterwards=None,
         watch=None,

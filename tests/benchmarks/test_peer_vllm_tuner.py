@@ -86,5 +86,5 @@ def test_a_server_that_it_leaves_when_it_crashes_is_ended(monkeypatch):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         server = psutil.Process(int(process.stdout.readline()))
         peer_vllm_tuner._end_after(process, 60.0)
-    _, alive = psutil.wait_procs([server], timeout=5)
+    _, alive = psutil.wait_procs([server], timeout=30)
     assert not alive

@@ -35,7 +35,7 @@ FAST = {"simulate-time-scale": 0.02}
 def _no_process_is_left() -> Iterator[None]:
     before = set(psutil.Process().children(recursive=True))
     yield
-    gone_by_s = time.monotonic() + 2
+    gone_by_s = time.monotonic() + 30
     while left := set(psutil.Process().children(recursive=True)) - before:
         assert time.monotonic() < gone_by_s, f"left running: {left}"
         time.sleep(0.02)
@@ -73,7 +73,7 @@ def canary(server: RunningServer) -> CanaryReport:
 
 
 def wait_for_failure(server: RunningServer) -> Any:
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 60
     while (failure := server.failure()) is None:
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
@@ -201,7 +201,7 @@ def test_a_port_that_is_taken_is_told(engine: SimulatedEngine, tmp_path: Path) -
     with socket.create_server(("127.0.0.1", 0)) as taken:
         spec = ServerSpec("tiny", port=taken.getsockname()[1])
         with pytest.raises(EngineError) as caught:
-            engine.launch(spec, log_path=tmp_path / "log", start_timeout_s=10)
+            engine.launch(spec, log_path=tmp_path / "log", start_timeout_s=60)
     assert caught.value.failure is FailureClass.PORT_TAKEN
 
 
@@ -331,5 +331,5 @@ def test_no_server_outlives_a_kvtune_that_is_killed(tmp_path: Path) -> None:
         owned = [*psutil.Process(owner.pid).children(recursive=True)]
         assert server in owned
         owner.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs(owned, timeout=5)
+    _, alive = psutil.wait_procs(owned, timeout=30)
     assert alive == []

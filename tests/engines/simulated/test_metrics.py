@@ -105,7 +105,7 @@ def test_a_client_that_goes_away_frees_its_blocks(server: RunningServer) -> None
         writer.transport.abort()
 
     asyncio.run(leave())
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 60
     aborted = 'request_success_total{finished_reason="abort"}'
     while delta(before, (after := metrics(server)), aborted) != 1:
         assert time.monotonic() < deadline_s

@@ -21,7 +21,7 @@ def _alive(pid):
         return False
 
 
-def _wait_for(condition, limit_s=10.0):
+def _wait_for(condition, limit_s=60.0):
     deadline_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"

@@ -169,7 +169,7 @@ def requests(count, arrivals_s=None, output_tokens=3):
     ]
 
 
-async def until(condition, timeout_s=5.0):
+async def until(condition, timeout_s=60.0):
     """Wait for what has to happen soon; a busy machine may take its time."""
     async with asyncio.timeout(timeout_s):
         while not condition():
@@ -187,7 +187,7 @@ def run_replay(handler, prepared, arrivals, metrics=None, **options):
         async with serve(handler) as server:
             if metrics is not None:
                 server.metrics = metrics
-            run = await asyncio.wait_for(replay(server.endpoint, prepared, arrivals, **options), 15)
+            run = await asyncio.wait_for(replay(server.endpoint, prepared, arrivals, **options), 60)
             await until(lambda: server.lost == server.connections)
             return run, server
 
