@@ -61,6 +61,8 @@ def pages(core, request, store):
     (manager,) = core.scheduler.kv_cache_manager.coordinator.single_type_managers
     size, store = manager.block_size, StoreConfig(**store)
     full = manager.req_to_blocks[request.request_id][: request.num_computed_tokens // size]
+    if not full:
+        return []
     cache = core.model_executor.driver_worker.worker.model_runner.kv_caches[-1]
     cells = cache[[block.block_id for block in full]].flatten(0, 1)
     if store.is_grouped:
