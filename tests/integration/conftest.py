@@ -43,6 +43,15 @@ def shallow(model, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def warm():
+    """An engine whose servers are forks of one process that has imported vLLM."""
+    from kvtune.engines.vllm.engine import VllmEngine
+
+    with VllmEngine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
 def ask():
     """What a module beside this one `answers`, in a process of its own that has vLLM already."""
     program = [sys.executable, str(Path(__file__).with_name("vllm_forks.py"))]

@@ -1,16 +1,14 @@
 """A real vLLM that is changed while it runs serves as one that was started so."""
 
 import concurrent.futures
-import json
 import re
 import time
-import urllib.request
 
 import pytest
+from contracts.completions import complete
 from contracts.processor import eager
 
 from kvtune.engines.base import CannotChange, ServerSpec
-from kvtune.engines.vllm.engine import VllmEngine
 
 pytestmark = pytest.mark.integration
 
@@ -21,32 +19,16 @@ MANY = [[(position * step) % 40_000 + 50 for position in range(200)] for step in
 
 
 @pytest.fixture
-def launch(model, tmp_path):
-    with VllmEngine() as engine:
+def launch(warm, shallow, tmp_path):
+    def launch(arguments, name):
+        spec = ServerSpec(str(shallow), served_model_name="m", arguments=arguments)
+        return warm.launch(spec, log_path=tmp_path / name, start_timeout_s=200)
 
-        def launch(arguments, name):
-            spec = ServerSpec(model, served_model_name="m", arguments=arguments)
-            return engine.launch(spec, log_path=tmp_path / name, start_timeout_s=200)
-
-        yield launch
+    return launch
 
 
-def complete(server, prompt, tokens):
-    body = {
-        "model": "m",
-        "prompt": prompt,
-        "max_tokens": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-    request = urllib.request.Request(
-        f"{server.endpoint.url}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)["choices"][0]["token_ids"]
+def answer(server, prompt, tokens):
+    return complete(server.endpoint.url, prompt, tokens)
 
 
 def steps_of(server, ask):
@@ -55,7 +37,7 @@ def steps_of(server, ask):
     vLLM logs each step a moment after its answers went out.
     """
     before = server.log_path.stat().st_size
-    answer = ask()
+    answered = ask()
     time.sleep(1.0)
     with server.log_path.open("rb") as log:
         log.seek(before)
@@ -64,13 +46,13 @@ def steps_of(server, ask):
             r"(\d+) generation requests, (\d+) generation tokens",
             log.read().decode(),
         )
-    return [tuple(map(int, step)) for step in found], answer
+    return [tuple(map(int, step)) for step in found], answered
 
 
 def prefill(server):
     """The tokens in each step of a lone prompt, and its first token."""
-    steps, answer = steps_of(server, lambda: complete(server, LONG, 1))
-    return [tokens for _, tokens, _, _ in steps], answer
+    steps, token = steps_of(server, lambda: answer(server, LONG, 1))
+    return [tokens for _, tokens, _, _ in steps], token
 
 
 def most_at_once(server):
@@ -78,7 +60,7 @@ def most_at_once(server):
 
     def ask():
         with concurrent.futures.ThreadPoolExecutor(len(MANY)) as pool:
-            return list(pool.map(lambda prompt: complete(server, prompt, 40), MANY))
+            return list(pool.map(lambda prompt: answer(server, prompt, 40), MANY))
 
     steps, answers = steps_of(server, ask)
     assert {len(answer) for answer in answers} == {40}
@@ -98,7 +80,7 @@ def test_a_changed_server_serves_as_one_that_was_started_so(launch):
         # Nothing of the prompt is found in a cache, and a step takes 512 of it.
         assert prefill(changed) == prefill(started) == ([512, 512, 476], token)
         assert most_at_once(changed) == most_at_once(started) == 3
-        assert complete(changed, LONG, 32) == complete(started, LONG, 32)
+        assert answer(changed, LONG, 32) == answer(started, LONG, 32)
 
         with pytest.raises(CannotChange, match="at most 2048"):
             changed.change({**BASE, "max-num-batched-tokens": 4096})
