@@ -1,11 +1,16 @@
 """What all tests need: contracts that explain their failures, and an interrupt that arrives."""
 
+import os
 import signal
 
 import pytest
 from hypothesis import settings
 
 pytest.register_assert_rewrite("contracts")
+
+# Each of several workers would have a thread of numpy's for every core, which waits by spinning.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # A runner that was started in the background ignores Ctrl-C, and so would every process of a test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
