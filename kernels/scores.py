@@ -16,7 +16,7 @@ from torch import Tensor
 GroupReduce = Literal["mean", "max"]
 
 
-def attention_probs(
+def attention_logits(
     q: Tensor,
     k: Tensor,
     scale: float,
@@ -24,7 +24,7 @@ def attention_probs(
     mask: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Return softmax(scale * q kᵀ) per KV head and head of its group.
+    """Return scale * q kᵀ per KV head and head of its group.
 
     Args:
         q: (..., Hq, m, d) queries, rotated as the model does.
@@ -34,7 +34,7 @@ def attention_probs(
         softcap: logits become `softcap * tanh(logits / softcap)` before the mask (Gemma 2).
 
     Returns:
-        (..., Hk, g, m, n), float32.
+        (..., Hk, g, m, n), float32; minus infinity where a key is not seen.
 
     Raises:
         ValueError: Hq is no multiple of Hk.
@@ -43,11 +43,28 @@ def attention_probs(
     logits = _widened(_grouped(q, k)) @ keys.transpose(-1, -2) * scale
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
-    if mask is None:
-        return torch.softmax(logits, dim=-1)
-    logits = logits.masked_fill(~mask, float("-inf"))
+    return logits if mask is None else logits.masked_fill(~mask, float("-inf"))
+
+
+def attention_probs(
+    q: Tensor,
+    k: Tensor,
+    scale: float,
+    *,
+    mask: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Return softmax(scale * q kᵀ) per KV head and head of its group; see `attention_logits`.
+
+    Returns:
+        (..., Hk, g, m, n), float32.
+
+    Raises:
+        ValueError: Hq is no multiple of Hk.
+    """
+    probs = torch.softmax(attention_logits(q, k, scale, mask=mask, softcap=softcap), dim=-1)
     # A row without a visible key is 0/0 in softmax; it attends to nothing.
-    return torch.softmax(logits, dim=-1).masked_fill(~mask, 0.0)
+    return probs if mask is None else probs.masked_fill(~mask, 0.0)
 
 
 def reduce_group(per_head: Tensor, group_reduce: GroupReduce) -> Tensor:

@@ -81,20 +81,26 @@ class StoreConfig(_Part):
 
 
 class PageEvictionConfig(_Part):
-    """Free the pages of a prompt that its end looks at least, once it is computed.
+    """Free the pages of a request that are looked at least.
 
     Exactly one of `budget_tokens` (rounded up to pages) and `share` (of the prompt's pages) is set.
-    The last `window_tokens` of the prompt rank its pages, all heads and layers together; they stay,
-    and the first `sink_tokens`. `chunkkv` (2025) ranks a page by the attention to all its tokens,
-    `snapkv` (2024) by that to its best one, smoothed over `kernel_tokens` neighbours.
+    The last `window_tokens` stay, and the first `sink_tokens`. All heads and layers rank together.
+
+    `chunkkv` (2025) and `snapkv` (2024) rank a prompt's pages once it is computed, by what its last
+    `window_tokens` attend to: a page by the attention to all its tokens, or by that to its best
+    one, smoothed over `kernel_tokens` neighbours. What is generated stays.
+
+    `h2o` (2023) sums up what each page got of all queries, and holds the budget while it decodes
+    too. Of a prompt, the queries of the last `scored_tokens` count (None: all, as in the paper).
     """
 
     budget_tokens: int | None = Field(default=None, ge=1)
     share: float | None = Field(default=None, gt=0, le=1)
-    method: Literal["chunkkv", "snapkv"] = "chunkkv"
+    method: Literal["chunkkv", "snapkv", "h2o"] = "chunkkv"
     window_tokens: int = Field(default=32, ge=1)
     sink_tokens: int = Field(default=4, ge=0)
     kernel_tokens: int = Field(default=5, ge=1)
+    scored_tokens: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -102,7 +108,14 @@ class PageEvictionConfig(_Part):
             raise ValueError("give exactly one of budget_tokens and share")
         if self.kernel_tokens % 2 == 0:
             raise ValueError(f"kernel_tokens must be odd but is {self.kernel_tokens}")
+        if self.scored_tokens is not None and not self.is_continuous:
+            raise ValueError(f"scored_tokens is for h2o; {self.method} goes by window_tokens")
         return self
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether pages are scored, and leave, while a request decodes too."""
+        return self.method == "h2o"
 
 
 class TiersConfig(_Part):
@@ -169,9 +182,14 @@ class PluginConfig(_Part):
         asked = self.page_eviction
         if asked is None:
             return None
-        sinks = max(asked.sink_tokens, self.protect.prefix_tokens)
         return PageBudget(
-            sinks, asked.window_tokens, block_tokens, asked.budget_tokens, asked.share
+            max(asked.sink_tokens, self.protect.prefix_tokens),
+            asked.window_tokens,
+            block_tokens,
+            asked.budget_tokens,
+            asked.share,
+            scored_tokens=asked.scored_tokens if asked.is_continuous else asked.window_tokens,
+            while_decoding=asked.is_continuous,
         )
 
 

@@ -55,6 +55,11 @@ METRICS = {
     ),
     "pages_read": Metric("counter", "Pages that decode steps read, of all layers."),
     "evicted_tokens": Metric("counter", "Tokens whose KV was dropped.", ("cause",)),
+    "span_tokens": Metric(
+        "counter",
+        "Tokens of ended requests' prompts: of the protected prefix, marked, or the rest.",
+        ("span", "kept"),
+    ),
     "kv_bytes_stored": Metric("counter", "Bytes written to the KV cache."),
     "kv_bytes_read": Metric("counter", "Bytes of the KV cache that steps read."),
     "open_page_bytes": Metric(

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvtune.engines.vllm.plugin import collector
 from kvtune.engines.vllm.plugin.asked import asked_of
+from kvtune.engines.vllm.plugin.evict import marks
 from kvtune.engines.vllm.plugin.facts import BACKEND, facts_of
 from kvtune.engines.vllm.plugin.refusals import TESTED, Facts, is_tested, refusals
 from kvtune.engines.vllm.plugin.tiers import entry
@@ -82,6 +83,8 @@ def begin(vllm_config: Any) -> None:
         )
     _log.info("kvtune's plugin is on: %s", asked.model_dump_json(exclude_none=True))
     collector.begin(asked, vllm_config)
+    if asked.page_eviction is not None or asked.streaming_llm is not None:
+        marks.refuse_bad_marks()
     if asked.page_eviction is not None:
         from kvtune.engines.vllm.plugin.evict import connector
 

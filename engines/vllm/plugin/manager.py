@@ -4,8 +4,8 @@ Published to the prefix cache, for other requests to use, is what is computed as
 
 - Quest: a decode step attends to some pages, so what it writes is another thing than what a prompt
   of the same tokens would. A prompt is computed with all pages. Published is the prompt.
-- Page eviction: what follows the prompt is computed with the pages that are left, once it is
-  decided which ones those are. Published is what comes before.
+- Page eviction: what follows a first decision is computed with the pages that are left. Published
+  is what comes before.
 - StreamingLLM: the first `SinkWindow.exact_tokens` tokens see all that precedes them. Later pages
   stay the request's own; a hit on them would also hold more at once than requests are admitted for.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from kvtune.engines.vllm.plugin.counters import counters
-from kvtune.engines.vllm.plugin.evict.orders import Eviction
+from kvtune.engines.vllm.plugin.evict.orders import Eviction, runs
 
 
 class PolicyManager(FullAttentionManager):  # type: ignore[misc]
@@ -34,9 +34,9 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
         super().__init__(kv_cache_spec, **stock)
         self.decodes_sparsely = kv_cache_spec.asked.quest is not None
         self.page_budget = kv_cache_spec.asked.page_budget(kv_cache_spec.block_size)
-        # By request, kept by `evict.connector`; of each, pages leave once for as long as it runs.
-        self.evictions: Mapping[str, Eviction] = {}
-        self.evicted: set[str] = set()
+        # By request, kept by `evict.connector`; and the pages that left those that run.
+        self.evictions: Mapping[str, Sequence[Eviction]] = {}
+        self.evicted: dict[str, int] = {}
         if self.page_budget is not None:
             counters().add("evicted_tokens", 0, cause="score")
         # A session that goes on counts its earlier answers among the prompt; they stay what they
@@ -51,8 +51,8 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
         )
         if self.decodes_sparsely:
             num_tokens = min(num_tokens, first_prompt)
-        if eviction := self.evictions.get(request.request_id):
-            num_tokens = min(num_tokens, eviction.first_token)
+        if evictions := self.evictions.get(request.request_id):
+            num_tokens = min(num_tokens, evictions[0].first_token)
         if self.sink_window is not None:
             num_tokens = min(num_tokens, self.sink_window.exact_tokens)
         return num_tokens
@@ -82,8 +82,10 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
         """Free what nothing sees any more after so many settled tokens."""
         if request_id not in self.req_to_blocks:
             return
-        if eviction := self.evictions.get(request_id):
-            self._evict(request_id, eviction, processed_computed_tokens)
+        for eviction in reversed(self.evictions.get(request_id, ())):
+            if eviction.first_token <= processed_computed_tokens:
+                self._evict(request_id, eviction.mask)
+                break
         if self.sink_window is None:
             return
         first, end = self.sink_window.dropped_blocks(processed_computed_tokens)
@@ -93,13 +95,14 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
             self.dropped_ends[request_id] = end
             counters().add("evicted_tokens", gone * self.block_size, cause="window")
 
-    def _evict(self, request_id: str, eviction: Eviction, settled_tokens: int) -> None:
-        if request_id in self.evicted or settled_tokens < eviction.first_token:
-            return
-        for first, end in eviction.runs():
+    def _evict(self, request_id: str, mask: int) -> None:
+        """Free those pages of `mask` that are still held."""
+        before = self.evicted.get(request_id, 0)
+        gone = mask & ~before
+        for first, end in runs(gone):
             self._remove_blocks_in_range(request_id, first, end)
-        self.evicted.add(request_id)
-        counters().add("evicted_tokens", eviction.pages * self.block_size, cause="score")
+        self.evicted[request_id] = before | gone
+        counters().add("evicted_tokens", gone.bit_count() * self.block_size, cause="score")
 
     @classmethod
     def find_longest_cache_hit(cls, *, max_length: int, **stock: Any) -> Any:
@@ -112,7 +115,7 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
 
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:
         """Forget a request and hand back its pages."""
-        self.evicted.discard(request_id)
+        self.evicted.pop(request_id, None)
         self.first_prompt_tokens.pop(request_id, None)
         self.dropped_ends.pop(request_id, None)
         blocks: list[Any] = super().pop_blocks_for_free(request_id)

@@ -1,4 +1,4 @@
-"""Page eviction: once a prompt is computed, free the pages of it that its end looks at least.
+"""Page eviction: free the pages of requests that are looked at least.
 
     vllm serve MODEL --additional-config '{"kvtune": {"page_eviction": {"budget_tokens": 1024}}}'
 
@@ -11,10 +11,12 @@ The worker is told of a row by its tail, the page of the row's last token. Reque
 pages, but a page that is being written has one owner, so a tail names a request within a step.
 
 In the worker, `steps` reads the orders when a step's metadata is built, `keys` reads keys back from
-the cache, `scores` adds up what the prompt's end attends to, and `choice` ranks pages by it.
+the cache, `scores` adds up what queries attend to, and `choice` ranks pages by it. `marks` is what
+requests want to stay.
 
-What a token sees is a function of its place and of the decision: a request that is preempted and
-computed again keeps its decision, and a chunk that reaches over the prompt's end becomes two rows.
-Published to the prefix cache is the prompt, which is computed with all of its pages. A hit is cut
-so that the window's queries, which a cache does not hold, are computed.
+What a token sees is a function of its place and of the decisions: a request that is preempted and
+computed again keeps them, no query scores twice, and a chunk that reaches over the places where
+pages left becomes several rows. Published to the prefix cache is what comes before the first of
+them, which is computed with all pages. A hit is cut so that the queries that score, which a cache
+does not hold, are computed.
 """

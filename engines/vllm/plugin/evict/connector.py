@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvtune.engines.vllm.plugin.asked import asked_of
 from kvtune.engines.vllm.plugin.evict.ledger import Ledger, Scheduled
+from kvtune.engines.vllm.plugin.evict.marks import Marks
 from kvtune.engines.vllm.plugin.evict.orders import Orders
 from kvtune.engines.vllm.plugin.evict.steps import Worker
 
@@ -68,10 +69,12 @@ class EvictionConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         assert budget is not None
         assert asked.page_eviction is not None
         if role is KVConnectorRole.WORKER:
-            self.worker = Worker(budget, asked.page_eviction)
+            self.worker = Worker(self.page_tokens, asked.page_eviction)
         else:
             self.ledger = Ledger(budget)
             self.requests: dict[str, Any] = {}
+            self.marks = Marks(asked.protect.prefix_tokens, self.page_tokens)
+            self.longest_tokens: int = vllm_config.model_config.max_model_len
 
     # In the engine process.
 
@@ -82,8 +85,12 @@ class EvictionConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.manager.evictions = self.ledger.evictions
 
     def on_new_request(self, request: Any) -> None:
-        """Enter a request that is long enough."""
-        self.ledger.begin(request.request_id, request.num_prompt_tokens)
+        """Enter a request that may become long enough."""
+        prompt = request.num_prompt_tokens
+        most = self.longest_tokens
+        if not request.resumable:
+            most = min(prompt + request.max_tokens, most)
+        self.ledger.begin(request.request_id, prompt, most, self.marks.begin(request))
         if self.ledger.concerns(request.request_id):
             self.requests[request.request_id] = request
 
@@ -109,10 +116,11 @@ class EvictionConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Forget a request, whose pages may go."""
+        """Forget a request, whose pages may go; tell it what it lost, if it asks."""
+        told = self.marks.end(request, self.ledger.lost(request.request_id))
         self.ledger.end(request.request_id)
         self.requests.pop(request.request_id, None)
-        return False, None
+        return False, told
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int

@@ -24,7 +24,7 @@ class KeyReader:
 
     def __init__(self, places: Tensor, page_tokens: int) -> None:
         self._places = places
-        self._page_tokens = page_tokens
+        self.page_tokens = page_tokens
 
     @classmethod
     def of(
@@ -63,10 +63,14 @@ class KeyReader:
         return cls(is_key[order.indices], page_tokens)
 
     def read(self, cache: Tensor, pages: Tensor) -> Tensor:
-        """The keys in `pages` [p] of a cache as in `of`: [kv_heads, p * page_tokens, d]."""
-        held = cache[pages].flatten(2).index_select(2, self._places)
-        keys = held.view(*held.shape[:2], self._page_tokens, -1).transpose(0, 1)
-        return keys.flatten(1, 2)
+        """The keys in `pages` [rows, p] of a cache as in `of`.
+
+        Returns:
+            [rows, kv_heads, p * page_tokens, d].
+        """
+        held = cache[pages].flatten(3).index_select(3, self._places)
+        keys = held.view(*held.shape[:3], self.page_tokens, -1).transpose(1, 2)
+        return keys.flatten(2, 3)
 
 
 def key_reader(builder: Any) -> KeyReader:

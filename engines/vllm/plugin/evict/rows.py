@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,35 +27,48 @@ class KeptRows:
 
 
 def kept_rows(
-    query_starts: Tensor, lengths: Tensor, evictions: Mapping[int, Eviction], page_tokens: int
+    query_starts: Tensor,
+    lengths: Tensor,
+    evictions: Mapping[int, Sequence[Eviction]],
+    page_tokens: int,
 ) -> KeptRows:
     """Take from rows what tokens do not see; a row on both sides of an eviction becomes two.
 
     Args:
         query_starts: where the queries of each row begin in the batch, [rows + 1].
         lengths: tokens of each row with its queries, which are its last, [rows].
-        evictions: of the rows that have one, by row.
+        evictions: of the rows that have some, by row, in the order they came.
         page_tokens: tokens per page.
     """
     starts, ends = query_starts.tolist(), lengths.tolist()
-    sources, begins, left, masks = [], [], [], {}
+    sources: list[int] = []
+    begins: list[int] = []
+    left: list[int] = []
+    masks: dict[int, int] = {}
     for row, end in enumerate(ends):
-        begin, computed = starts[row], end - (starts[row + 1] - starts[row])
-        eviction = evictions.get(row)
-        if eviction is not None and end > eviction.first_token:
-            if computed < eviction.first_token:
-                sources.append(row)
-                begins.append(begin)
-                left.append(eviction.first_token)
-                begin += eviction.first_token - computed
-            masks[len(sources)] = eviction.mask
-            end -= eviction.pages * page_tokens
-        sources.append(row)
-        begins.append(begin)
-        left.append(end)
+        computed = end - (starts[row + 1] - starts[row])
+        for first, past, mask in _parts(computed, end, evictions.get(row, ())):
+            if mask:
+                masks[len(sources)] = mask
+            sources.append(row)
+            begins.append(starts[row] + first - computed)
+            left.append(past - mask.bit_count() * page_tokens)
     return KeptRows(
         torch.tensor(sources), torch.tensor([*begins, starts[-1]]), torch.tensor(left), masks
     )
+
+
+def _parts(first: int, past: int, evictions: Sequence[Eviction]) -> Iterator[tuple[int, int, int]]:
+    """Tokens [first, past) in parts that see the same: each with what it does not see."""
+    mask = 0
+    for eviction in evictions:
+        if eviction.first_token >= past:
+            break
+        if eviction.first_token > first:
+            yield first, eviction.first_token, mask
+            first = eviction.first_token
+        mask = eviction.mask
+    yield first, past, mask
 
 
 def kept_table(table: Tensor, masks: Mapping[int, int]) -> Tensor:

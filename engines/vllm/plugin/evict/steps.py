@@ -2,57 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvtune.engines.vllm.plugin.evict.choice import pages_to_drop
+from kvtune.engines.vllm.plugin.evict.choice import page_scores, pages_to_drop
 from kvtune.engines.vllm.plugin.evict.keys import KeyReader, key_reader
 from kvtune.engines.vllm.plugin.evict.orders import Ask, Orders, mask_of
 from kvtune.engines.vllm.plugin.evict.rows import KeptRows, kept_rows, kept_table
-from kvtune.engines.vllm.plugin.evict.scores import Look
+from kvtune.engines.vllm.plugin.evict.scores import Keys, Look
 from kvtune.engines.vllm.plugin.rows import host_lengths, with_rows
 from kvtune.errors import EngineError
-from kvtune.policies.page_budget import PageBudget
 from kvtune.policies.plugin_config import PageEvictionConfig
 from kvtune.types import FailureClass
 
+ROWS_AT_ONCE = 16
+"""Rows of one query that score together, so that what is read of them stays bounded."""
+
 
 class Worker:
-    """What a worker remembers between steps: `totals` of attention by ticket, while a window lasts.
+    """What a worker remembers between steps: by ticket, what each token received, in `totals`.
 
-    `orders` are those of the step under way; between steps there are none.
+    `orders` are those of the step under way, and `looks` what its rows have to score.
     """
 
-    def __init__(self, budget: PageBudget, asked: PageEvictionConfig) -> None:
-        self.budget = budget
+    def __init__(self, page_tokens: int, asked: PageEvictionConfig) -> None:
+        self.page_tokens = page_tokens
         self.asked = asked
         self.orders = Orders()
+        self.looks: list[Look] = []
         self.totals: dict[int, Tensor] = {}
 
     def begin_step(self, orders: Orders) -> None:
         """Take a step's orders, before its metadata is built."""
-        self.orders = orders
-        begun = (ask.ticket for ask in orders.asks.values() if ask.begins)
-        for ticket in (*orders.over, *begun):
+        self.orders, self.looks = orders, []
+        for ticket in orders.over:
             self.totals.pop(ticket, None)
 
-    def total(self, ask: Ask, device: Any) -> Tensor:
-        """What each token of the prompt received so far, [prompt_tokens] in float32."""
-        if ask.ticket not in self.totals:
-            self.totals[ask.ticket] = torch.zeros(ask.prompt_tokens, device=device)
-        return self.totals[ask.ticket]
-
     def end_step(self) -> dict[int, int]:
-        """Decide on prompts that are complete now: the mask of the pages that go, by ticket."""
-        asks, self.orders = self.orders.asks.values(), Orders()
-        return {
-            ask.ticket: mask_of(pages_to_drop(self.totals.pop(ask.ticket), self.budget, self.asked))
-            for ask in asks
-            if ask.ends
-        }
+        """Add up what the step's rows scored, and choose: the pages that go, by ticket."""
+        for look in self.looks:
+            for ticket, places, got in look.results():
+                self._total(ticket, int(places[-1]) + 1)[places] += got
+        asks, self.orders, self.looks = self.orders.asks.values(), Orders(), []
+        return {ask.ticket: self._choose(ask) for ask in asks if ask.choice is not None}
+
+    def _total(self, ticket: int, pages: int) -> Tensor:
+        """What each token of a request's first pages received, at least [pages, page_tokens]."""
+        total = self.totals.get(ticket, torch.zeros(0, self.page_tokens))
+        if missing := max(pages - len(total), 0):
+            total = torch.cat((total, total.new_zeros(missing, self.page_tokens)))
+        self.totals[ticket] = total
+        return total
+
+    def _choose(self, ask: Ask) -> int:
+        assert ask.choice is not None
+        total = self.totals[ask.ticket] if self.asked.is_continuous else self.totals.pop(ask.ticket)
+        scores = page_scores(total.flatten()[: ask.past], self.page_tokens, self.asked)
+        return mask_of(pages_to_drop(scores, ask.choice))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,7 @@ class Scoring:
     def add(self, queries: Tensor, cache: Tensor, scale: float, softcap: float | None) -> None:
         """Add the attention of one layer: its queries [T, Hq, d], and its cache after them."""
         for look in self.looks:
-            look.add(queries, self.reader.read(cache, look.pages), scale, softcap)
+            look.add(queries, Keys(cache, self.reader, scale, softcap))
 
 
 class Rows:
@@ -75,19 +85,20 @@ class Rows:
         starts: where the queries of each row begin, [rows + 1], on the host.
         lengths: tokens of each row with its queries, [rows], on the host.
         table: pages of each row, [rows, pages].
-        worker: what it was told of the step.
+        orders: what the worker was told of the step.
+        page_tokens: tokens per page.
 
     Raises:
         EngineError: an order is for a row that is not there, so nothing can be relied on.
     """
 
-    def __init__(self, starts: Tensor, lengths: Tensor, table: Tensor, worker: Worker) -> None:
-        self._starts, self._lengths, self._table, self._worker = starts, lengths, table, worker
-        self._page_tokens = worker.budget.block_tokens
-        last = ((lengths.long() - 1).clamp(min=0) // self._page_tokens).to(table.device)
+    def __init__(
+        self, starts: Tensor, lengths: Tensor, table: Tensor, orders: Orders, page_tokens: int
+    ) -> None:
+        self._starts, self._lengths, self._page_tokens = starts, lengths, page_tokens
+        last = ((lengths.long() - 1).clamp(min=0) // page_tokens).to(table.device)
         tails = table.gather(1, last[:, None].to(torch.int64)).flatten().tolist()
         rows = {tails[row]: row for row, length in enumerate(lengths.tolist()) if length}
-        orders = worker.orders
         if lost := (orders.asks.keys() | orders.evictions.keys()) - rows.keys():
             raise EngineError(
                 FailureClass.BROKEN_OUTPUT,
@@ -95,27 +106,46 @@ class Rows:
                 fix="leave page_eviction out with this version of vLLM",
             )
         self._asks = {rows[tail]: ask for tail, ask in orders.asks.items()}
-        self._evictions = {rows[tail]: gone for tail, gone in orders.evictions.items()}
+        evictions = {rows[tail]: gone for tail, gone in orders.evictions.items()}
+        self.kept: KeptRows = kept_rows(starts, lengths, evictions, page_tokens)
+        self.table = kept_table(table[self.kept.source.to(table.device)], self.kept.masks)
 
     def looks(self) -> list[Look]:
-        """What rows have to score."""
-        return [self._look(row, ask) for row, ask in self._asks.items()]
+        """What rows have to score, those of one query together."""
+        asks = list(self._asks.items())
+        single = [each for each in asks if each[1].past - each[1].first == 1]
+        several = [[each] for each in asks if each[1].past - each[1].first > 1]
+        groups = [single[n : n + ROWS_AT_ONCE] for n in range(0, len(single), ROWS_AT_ONCE)]
+        return [self._look(group) for group in (*groups, *several)]
 
-    def _look(self, row: int, ask: Ask) -> Look:
-        begin, end = self._starts[row : row + 2].tolist()
-        place = int(self._lengths[row]) - (end - begin)
-        first = max(place, ask.prompt_tokens - self._worker.budget.window_tokens)
-        past = min(place + end - begin, ask.prompt_tokens)
+    def _look(self, asks: Sequence[tuple[int, Ask]]) -> Look:
+        """Rows that ask, as many queries each."""
+        # What asks comes after all evictions, so it is in the last part of its row.
+        sources = torch.tensor([row for row, _ in asks])
+        parts = torch.searchsorted(self.kept.source, sources, right=True) - 1
+        first = torch.tensor([ask.first for _, ask in asks])
+        count = asks[0][1].past - asks[0][1].first
+        from_end = first - self._lengths[sources]
+        first_places = self.kept.lengths[parts] + from_end
+        tokens = (self._starts[sources + 1] + from_end)[:, None] + torch.arange(count)
+        held = (first_places + count - 1) // self._page_tokens + 1
+        width = int(held.max())
+        masks = {
+            row: mask
+            for row, part in enumerate(parts.tolist())
+            if (mask := self.kept.masks.get(part))
+        }
+        every = torch.arange(self.table.shape[1]).expand(len(asks), -1)
+        device = self.table.device
         return Look(
-            slice(begin + first - place, begin + past - place),
-            first,
-            self._table[row, : -(-past // self._page_tokens)].long(),
-            self._worker.total(ask, self._table.device),
+            tickets=[ask.ticket for _, ask in asks],
+            tokens=tokens.to(device),
+            first_places=first_places.to(device),
+            pages=self.table[parts.to(device), :width].long(),
+            places=kept_table(every, masks)[:, :width],
+            held=held.tolist(),
+            got=torch.zeros(len(asks), width * self._page_tokens, device=device),
         )
-
-    def kept(self) -> KeptRows:
-        """The rows without what they do not see."""
-        return kept_rows(self._starts, self._lengths, self._evictions, self._page_tokens)
 
 
 class Steps:
@@ -128,17 +158,18 @@ class Steps:
         """A step's `CommonAttentionMetadata` without what rows do not see, and what they score."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
-        nothing = Scoring([], self._reader)
         if not has_kv_transfer_group():
-            return common, nothing  # vLLM measures memory before there are requests
+            return common, Scoring([], self._reader)  # vLLM measures memory before all requests
         worker: Worker = get_kv_transfer_group().worker
-        orders, table = worker.orders, common.block_table_tensor
+        orders, lengths = worker.orders, host_lengths(common)
         if not orders.asks and not orders.evictions:
-            return common, nothing
-        rows = Rows(common.query_start_loc_cpu, host_lengths(common), table, worker)
-        scoring = Scoring(rows.looks(), self._reader)
-        if not orders.evictions:
-            return common, scoring
-        kept = rows.kept()
-        left = kept_table(table[kept.source.to(table.device)], kept.masks)
-        return with_rows(common, kept.source, kept.query_starts, kept.lengths, left), scoring
+            return common, Scoring([], self._reader)
+        # vLLM's tables are as wide as a request may get, which is far more than most have.
+        width = -(-int(lengths.max()) // worker.page_tokens)
+        table = common.block_table_tensor[:, :width]
+        rows = Rows(common.query_start_loc_cpu, lengths, table, orders, worker.page_tokens)
+        worker.looks = rows.looks()
+        if orders.evictions:
+            kept = rows.kept
+            common = with_rows(common, kept.source, kept.query_starts, kept.lengths, rows.table)
+        return common, Scoring(worker.looks, self._reader)

@@ -59,13 +59,18 @@ def vllm(monkeypatch):
         facts=Facts(vllm_version="0.32.0", platform="cpu"),
         begun=[],
         forgotten=0,
+        checks_marks=0,
     )
 
     def forget():
         state.forgotten += 1
 
+    def check_marks():
+        state.checks_marks += 1
+
     monkeypatch.setattr(front, "facts_of", lambda config: state.facts)
     monkeypatch.setattr(front, "_forget_backends", forget)
+    monkeypatch.setattr(front.marks, "refuse_bad_marks", check_marks)
     monkeypatch.setattr(front.collector, "begin", lambda asked, config: state.begun.append(asked))
     return state
 
@@ -137,6 +142,7 @@ def test_what_can_be_served_is_said_and_begun(vllm, caplog):
         vllm.arguments(STREAMING).create_engine_config(SERVER)
     (asked,) = vllm.begun
     assert asked.streaming_llm.window_tokens == 256
+    assert vllm.checks_marks == 1
     assert '"window_tokens":256' in caplog.text
     assert [record.levelname for record in caplog.records] == ["INFO"]
 

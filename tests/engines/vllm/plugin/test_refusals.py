@@ -57,6 +57,7 @@ def test_what_would_be_served_wrong_is_refused_with_what_helps(changed, why):
     [
         ({"platform": "cuda"}, "never tried on this platform"),
         ({"uses_v2_runner": True}, "V2"),
+        ({"splits_batches": True}, "one batch only"),
         ({"kv_dtype": "fp8"}, "reads keys back"),
         ({"has_connector": True}, "connector"),
     ],

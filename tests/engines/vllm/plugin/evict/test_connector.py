@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvtune.engines.vllm.plugin.evict.orders import Ask, Eviction, Orders, mask_of
-from kvtune.policies.plugin_config import PageEvictionConfig, PluginConfig
+from kvtune.engines.vllm.plugin.evict.orders import Ask, Choice, Eviction, Orders, mask_of
+from kvtune.policies.plugin_config import PageEvictionConfig, PluginConfig, ProtectConfig
 
 # Importing vLLM takes longer than all else here.
 pytestmark = pytest.mark.integration
@@ -32,7 +32,7 @@ def vllm():
 class Server:
     """A manager, a connector, and a scheduler that serves one request at a time."""
 
-    def __init__(self):
+    def __init__(self, asked=ASKED):
         import torch
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
         from vllm.utils.hashing import sha256
@@ -46,22 +46,25 @@ class Server:
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(SIZE, sha256)
         stock = FullAttentionSpec(block_size=SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32)
-        group = KVCacheGroupSpec(["layer"], policy_spec(stock, ASKED, CHUNK))
+        group = KVCacheGroupSpec(["layer"], policy_spec(stock, asked, CHUNK))
         # vLLM keeps one page for itself, the null page.
         cache = KVCacheConfig(POOL + 1, [], [group])
         self.manager = KVCacheManager(cache, 4096, SIZE, SIZE, max_in_flight_tokens=CHUNK)
-        config = SimpleNamespace(additional_config={"kvtune": ASKED.model_dump(exclude_none=True)})
+        config = SimpleNamespace(
+            additional_config={"kvtune": asked.model_dump(exclude_none=True)},
+            model_config=SimpleNamespace(max_model_len=4096),
+        )
         attach(config)
         self.connector = EvictionConnector(config, KVConnectorRole.SCHEDULER, cache)
         self.connector.bind_kv_cache_manager(self.manager)
 
-    def arrive(self, tokens, name="r"):
+    def arrive(self, tokens, name="r", marks=None):
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
-        request = Request(
-            name, list(tokens), SamplingParams(max_tokens=999), None, block_hasher=self.hasher
-        )
+        extra = None if marks is None else {"kv_transfer_params": {"kvtune": marks}}
+        params = SamplingParams(max_tokens=999, extra_args=extra)
+        request = Request(name, list(tokens), params, None, block_hasher=self.hasher)
         self.connector.on_new_request(request)
         return request
 
@@ -89,9 +92,15 @@ class Server:
     def worker_decides(self, orders):
         from kvtune.engines.vllm.plugin.evict.connector import Decisions
 
-        masks = {ask.ticket: mask_of(GONE) for ask in orders.asks.values() if ask.ends}
+        masks = {ask.ticket: self.chosen(ask.choice) for ask in orders.asks.values() if ask.choice}
         output = SimpleNamespace(kv_connector_worker_meta=Decisions(masks) if masks else None)
         self.connector.update_connector_output(output)
+
+    def chosen(self, choice):
+        """What the worker chooses: `GONE` of the prompt of these tests, else the first pages."""
+        if choice.count == len(GONE):
+            return mask_of(GONE)
+        return mask_of([page for page in range(99) if choice.among >> page & 1][: choice.count])
 
     def compute(self, request):
         """Compute what is left of the request, a chunk a step; return the last step's orders."""
@@ -107,8 +116,9 @@ class Server:
 
     def end(self, request):
         delayed, told = self.connector.request_finished_all_groups(request, ())
-        assert (delayed, told) == (False, None)
+        assert not delayed
         self.manager.free(request)
+        return told
 
     def serve(self, tokens, answer=()):
         """Serve a request to its end; return how many tokens were spared."""
@@ -138,7 +148,8 @@ def test_the_worker_is_asked_for_the_row_of_the_prompts_last_page(server):
     orders = server.compute(request)
     tail = server.pages(request)[12].block_id
     # The window begins at token 176, and the last chunk of 64 at token 192.
-    assert orders == Orders({tail: Ask(0, 200, begins=False, ends=True)})
+    choice = Choice(mask_of(range(1, 11)), 9)
+    assert orders == Orders({tail: Ask(0, 192, 200, choice)})
 
 
 def test_pages_that_go_are_free_when_the_next_token_is_scheduled(server):
@@ -166,7 +177,7 @@ def test_from_then_on_the_worker_is_told_what_is_gone(server):
     request.append_output_token_ids(7)
     orders = server.step(request)
     assert orders == Orders(
-        evictions={server.pages(request)[12].block_id: Eviction(200, mask_of(GONE))}
+        evictions={server.pages(request)[12].block_id: (Eviction(200, mask_of(GONE)),)}
     )
 
 
@@ -180,7 +191,7 @@ def test_a_preempted_request_loses_the_same_pages_again(server):
     server.serve(range(1000, 1000 + POOL * SIZE - 50))  # takes what was published
     server.admit(request)
     orders = server.compute(request)
-    assert list(orders.evictions.values()) == [Eviction(200, mask_of(GONE))]
+    assert list(orders.evictions.values()) == [(Eviction(200, mask_of(GONE)),)]
     assert len(held(server, request)) == 13
     server.answer(request, [10])
     assert held(server, request) == [0, 4, 11, 12]
@@ -238,3 +249,100 @@ def test_without_that_rule_others_would_use_what_saw_gaps(server, monkeypatch):
     answer = list(range(60))
     server.serve(PROMPT, answer)
     assert server.serve([*PROMPT, *answer, *range(60, 70)]) > 12 * SIZE
+
+
+def span_tokens():
+    from kvtune.engines.vllm.plugin.counters import counters
+
+    return [
+        counters().get("span_tokens", span=span, kept=kept)
+        for span in ("prefix", "marked", "rest")
+        for kept in ("yes", "no")
+    ]
+
+
+def test_what_ended_requests_kept_is_counted_by_kind_of_span():
+    server = Server(ASKED.model_copy(update={"protect": ProtectConfig(prefix_tokens=10)}))
+    before = span_tokens()
+    # Pages 2 and 3 are marked; with the others that must stay, they are all that does.
+    request = server.arrive(PROMPT, marks={"protected_spans": [[40, 50]]})
+    server.admit(request)
+    server.chosen = lambda choice: choice.among
+    server.compute(request)
+    server.answer(request, [7])
+    told = server.end(request)["kvtune"]["span_tokens"]
+    # Pages 0, 2, 3, 11 and 12 hold 72 tokens of the prompt.
+    assert told == {
+        "prefix": {"seen": 10, "kept": 10},
+        "marked": {"seen": 10, "kept": 10},
+        "rest": {"seen": 180, "kept": 52},
+    }
+    grown = [now - then for now, then in zip(span_tokens(), before, strict=True)]
+    assert grown == [10, 0, 10, 0, 52, 128]
+
+
+def test_a_request_that_marks_nothing_is_told_nothing(server):
+    request = server.arrive(PROMPT)
+    server.admit(request)
+    server.compute(request)
+    assert server.end(request) is None
+
+
+def test_marks_that_no_front_end_refused_do_no_harm(server, caplog):
+    caplog.set_level("WARNING", logger="vllm.kvtune")
+    request = server.arrive(PROMPT, marks={"protected_spans": [[40, 900]]})
+    assert "goes unprotected: protected span [40, 900)" in caplog.text
+    server.admit(request)
+    server.compute(request)
+    server.answer(request, [7])
+    assert held(server, request) == [0, 4, 11, 12]
+
+
+CONTINUOUS = PluginConfig(
+    page_eviction=PageEvictionConfig(budget_tokens=64, window_tokens=16, method="h2o")
+)
+
+
+def test_while_it_decodes_a_request_holds_its_budget_and_the_page_that_it_begins():
+    server = Server(CONTINUOUS)
+    request = server.arrive(PROMPT[:40])
+    server.admit(request)
+    server.compute(request)
+    most = 0
+    for token in range(150):
+        server.answer(request, [token])
+        most = max(most, len(held(server, request)))
+    assert most == 5
+    # 190 tokens have 12 pages. The first and the latest stay; of the others, the first went.
+    assert held(server, request) == [0, 9, 10, 11]
+    server.end(request)
+    assert server.free_pages() == POOL
+
+
+def test_a_preempted_request_that_lost_pages_one_by_one_sees_again_what_it_saw():
+    server = Server(CONTINUOUS)
+    request = server.arrive(PROMPT[:40])
+    server.admit(request)
+    server.compute(request)
+    server.answer(request, range(80))
+    kept, evictions = held(server, request), server.connector.ledger.evictions["r"]
+    assert [each.first_token for each in evictions] == [65, 81, 97, 113]
+    server.manager.free(request)
+    request.num_computed_tokens = 0
+    assert server.admit(request) == 0
+    orders = server.compute(request)
+    assert list(orders.evictions.values()) == [evictions]
+    assert not orders.asks
+    server.answer(request, [7])
+    assert held(server, request) == kept
+    server.end(request)
+    assert server.free_pages() == POOL
+
+
+def test_what_was_generated_before_any_page_left_is_published():
+    some = CONTINUOUS.page_eviction.model_copy(update={"scored_tokens": 16})
+    server = Server(PluginConfig(page_eviction=some))
+    answer = list(range(60))
+    server.serve(PROMPT[:40], answer)
+    # The fifth page is begun by token 64, and from token 65 on tokens see a gap.
+    assert server.serve([*PROMPT[:40], *answer]) == 4 * SIZE

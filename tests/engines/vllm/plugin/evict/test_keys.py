@@ -48,9 +48,9 @@ def test_keys_come_back_as_they_were_written(layout, dtype):
     for page, each in enumerate(keys):
         write(each, each + 1, held, torch.arange(page * PAGE, (page + 1) * PAGE))
     reader = KeyReader.of(write, cache(2, dtype), WIDTH)
-    pages = torch.tensor([4, 0, 5])
-    read = reader.read(held, pages)
-    assert torch.equal(read, torch.cat([keys[4], keys[0], keys[5]]).transpose(0, 1))
+    read = reader.read(held, torch.tensor([[4, 0, 5], [1, 1, 2]]))
+    assert torch.equal(read[0], torch.cat([keys[4], keys[0], keys[5]]).transpose(0, 1))
+    assert torch.equal(read[1], torch.cat([keys[1], keys[1], keys[2]]).transpose(0, 1))
 
 
 def test_a_cache_that_does_not_hold_keys_as_they_are_is_refused():
