@@ -6,7 +6,6 @@ Names of files are `<identity>-<hash of all tokens up to the page's end>`.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import secrets
 import time
@@ -70,9 +69,10 @@ class Planner:
         self._row_bytes = row_bytes
         self._places = Placement(slots_of(asked, row_bytes))
         self._lock: int | None = None
-        self._tried_s = -math.inf
-        self._waits = asked.disk_bytes > 0
-        self._take_folder()
+        self._tried_s = 0.0
+        self._waits = False
+        if asked.disk_bytes:
+            self._take_folder()
         if self._waits:
             _log.warning(
                 "Another server keeps pages in %s: until it ends, this one keeps none on disk.",
@@ -87,7 +87,7 @@ class Planner:
 
     def loadable_tokens(self, hashes: Sequence[bytes]) -> int:
         """How many tokens of the pages with these hashes, from the first on, can be loaded."""
-        self._take_folder()
+        self._take_over()
         found = self._places.found(self.name(each) for each in hashes)
         return len(found) * self._block_tokens
 
@@ -105,7 +105,7 @@ class Planner:
 
     def step(self, computed: Sequence[tuple[bytes, int]]) -> Step:
         """The plan of a step that computes, or reuses, pages with these hashes and block ids."""
-        self._take_folder()
+        self._take_over()
         # If host memory is tiny, pages of one step push each other out: the last one stays.
         by_slot: dict[int, Store] = {}
         for block_hash, block_id in computed:
@@ -146,18 +146,26 @@ class Planner:
             os.close(self._lock)
             self._lock = None
 
-    def _take_folder(self) -> None:
-        """Keep files from now on if the folder is to be had: another server may have ended.
-
-        Raises:
-            OSError: the folder cannot be listed.
-        """
+    def _take_over(self) -> None:
+        """Keep files from now on if the server that had the folder has ended."""
         if not self._waits or time.monotonic() < self._tried_s + ASK_AGAIN_S:
             return
+        try:
+            self._take_folder()
+        except OSError as error:
+            self._waits = False
+            _log.warning("Pages are not kept on disk, as their folder cannot be used: %s", error)
+
+    def _take_folder(self) -> None:
+        """Keep files if the folder is to be had, beside those that are there.
+
+        Raises:
+            OSError: it cannot be written to or listed.
+        """
         self._tried_s = time.monotonic()
         self._lock = files.lock(self._folder)
-        if self._lock is not None:
-            self._waits = False
+        self._waits = self._lock is None
+        if not self._waits:
             file_bytes, kept = files.file_bytes(self._row_bytes), files.kept(self._folder)
             self._places.use_disk(self._disk_bytes, file_bytes, kept)
 

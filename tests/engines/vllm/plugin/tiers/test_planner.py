@@ -115,6 +115,20 @@ def test_a_server_takes_over_when_the_one_that_had_the_folder_ends(
     second.close()
 
 
+def test_a_folder_that_broke_meanwhile_costs_a_warning_and_no_server(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(under_test, "ASK_AGAIN_S", 0)
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    first, second = planner(1, 2, folder), planner(1, 2, folder)
+    first.close()
+    (folder / "lock").unlink()
+    folder.rmdir()
+    (store,) = keep(second, 0).stores
+    assert not store.writes_file
+    assert second.loadable_tokens(HASHES[:1]) == 32
+    assert caplog.text.count("cannot be used") == 1
+
+
 def test_a_server_that_ended_takes_no_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(under_test, "ASK_AGAIN_S", 0)
     first, second = planner(1, 2, tmp_path), planner(1, 2, tmp_path)
