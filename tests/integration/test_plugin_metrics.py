@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from contracts.completions import complete
 from contracts.processor import KV_WIDTH, eager
 
 from kvtune.engines.base import ServerSpec
 from kvtune.engines.vllm.attach import attach
-from kvtune.engines.vllm.engine import VllmEngine
 from kvtune.profilers.scrape import parse_metrics
 from kvtune.types import Endpoint
 
@@ -32,8 +32,8 @@ ARGUMENTS = eager(48, **{"block-size": 32, "max-model-len": 1024, "max-num-seqs"
 PROMPT = [(position * 7919) % 40_000 + 100 for position in range(300)]
 
 # The first of 5 tokens comes from the prompt. Four decode steps each see ten pages of 32 tokens in
-# 30 layers; two of the layers read all, the others two.
-SEEN, READ = 4 * 10 * 30, 4 * (10 * 2 + 2 * 28)
+# 8 layers; two of the layers read all, the others two.
+SEEN, READ = 4 * 10 * 8, 4 * (10 * 2 + 2 * 6)
 
 SERVE = """
 import sys
@@ -59,19 +59,8 @@ if __name__ == "__main__":
 """
 
 
-def complete(url):
-    body = {
-        "model": "m",
-        "prompt": PROMPT,
-        "max_tokens": 5,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-    request = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)
+def answer(url):
+    complete(url, PROMPT, 5)
 
 
 def page(url):
@@ -121,7 +110,7 @@ def options(**more):
 
 
 @pytest.fixture
-def serve(model, tmp_path):
+def serve(shallow, tmp_path):
     """Start servers as a user does."""
     script = tmp_path / "serve.py"
     script.write_text(SERVE)
@@ -131,7 +120,7 @@ def serve(model, tmp_path):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        where = ["--model", model, "--served-model-name", "m", "--port", str(port)]
+        where = ["--model", str(shallow), "--served-model-name", "m", "--port", str(port)]
         log_path = tmp_path / f"log{len(started)}"
         with log_path.open("w") as log:
             server = subprocess.Popen(
@@ -143,7 +132,7 @@ def serve(model, tmp_path):
             )
         started.append(server)
         url = f"http://127.0.0.1:{port}"
-        while not answers(url):
+        while not is_healthy(url):
             assert server.poll() is None, log_path.read_text()
             time.sleep(0.5)
         return server, url
@@ -155,7 +144,7 @@ def serve(model, tmp_path):
             server.wait()
 
 
-def answers(url):
+def is_healthy(url):
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
             return answer.status == 200
@@ -163,40 +152,46 @@ def answers(url):
         return False
 
 
-def test_a_forked_server_shows_what_decoding_read_and_leaves_nothing(model, tmp_path):
-    spec = ServerSpec(
-        model,
-        served_model_name="m",
-        arguments={**ARGUMENTS, "additional-config": {"kvtune": QUEST}},
-    )
+@pytest.fixture
+def fork(warm, shallow, tmp_path):
+    """Start servers as a search does."""
+
+    def fork(name="log", **more):
+        arguments = {**ARGUMENTS, "additional-config": {"kvtune": QUEST}, **more}
+        spec = ServerSpec(str(shallow), served_model_name="m", arguments=arguments)
+        return warm.launch(spec, log_path=tmp_path / name, start_timeout_s=300)
+
+    return fork
+
+
+def test_a_forked_server_shows_what_decoding_read_and_leaves_nothing(fork):
     used = set()
-    with VllmEngine() as engine:
-        for start in range(2):
-            with engine.launch(spec, log_path=tmp_path / str(start), start_timeout_s=300) as server:
-                url = server.endpoint.url
-                assert not any(pages_of(page(url))), "a start counts from 0"
-                complete(url)
-                text = page(url)
-                assert pages_of(text) == (SEEN, READ)
-                assert 'kvtune:pages_read_total{engine="0",model_name="m"}' in text
-                assert parse_metrics(text).gauges["kvtune:summary_bytes"] > 0
-                (folder,) = folders(server.endpoint.pid)
-                used.add(folder)
+    for name in ("first", "second"):
+        with fork(name) as server:
+            url = server.endpoint.url
+            assert not any(pages_of(page(url))), "a start counts from 0"
+            answer(url)
+            text = page(url)
+            assert pages_of(text) == (SEEN, READ)
+            assert 'kvtune:pages_read_total{engine="0",model_name="m"}' in text
+            assert parse_metrics(text).gauges["kvtune:summary_bytes"] > 0
+            (folder,) = folders(server.endpoint.pid)
+            used.add(folder)
     assert len(used) == 2
     assert not any(folder.exists() for folder in used)
 
 
-def test_what_a_killed_server_leaves_goes_with_the_next_one(serve):
-    killed, url = serve()
-    complete(url)
-    assert pages_of(page(url)) == (SEEN, READ)
-    (left,) = folders(killed.pid)
-    for process in psutil.Process(killed.pid).children(recursive=True):
-        process.kill()
-    killed.kill()
-    killed.wait()
+def test_what_a_killed_server_leaves_goes_with_the_next_one(fork, serve):
+    with fork() as killed:
+        (left,) = folders(killed.endpoint.pid)
+        server = psutil.Process(killed.endpoint.pid)
+        for process in [*server.children(recursive=True), server]:
+            process.kill()
+    assert left.exists()
     following, url = serve()
     assert not left.exists()
+    answer(url)
+    assert pages_of(page(url)) == (SEEN, READ)
     _, effective = attach(Endpoint(url, "m"))
     assert effective.plugin["quest"] == QUEST["quest"] | {"per_kv_head": False}
     (folder,) = folders(following.pid)
@@ -208,7 +203,7 @@ def test_what_a_killed_server_leaves_goes_with_the_next_one(serve):
 def test_several_processes_that_answer_tell_the_same(serve):
     server, url = serve(**{"api-server-count": 2})
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
-        [*threads.map(complete, [url] * 4)]
+        [*threads.map(answer, [url] * 4)]
     found, answered = set(), set()
     deadline_s = time.monotonic() + 60
     while len(answered) < 2 and time.monotonic() < deadline_s:
@@ -221,9 +216,9 @@ def test_several_processes_that_answer_tell_the_same(serve):
     assert folders(server.pid) == []
 
 
-def test_a_script_finds_its_figures_where_those_of_vllm_are(model, tmp_path):
+def test_a_script_finds_its_figures_where_those_of_vllm_are(shallow, tmp_path):
     arguments = {name.replace("-", "_"): value for name, value in ARGUMENTS.items()}
-    arguments |= {"model": model, "kv_cache_memory_bytes": 48 * KV_WIDTH << 20}
+    arguments |= {"model": str(shallow), "kv_cache_memory_bytes": 48 * KV_WIDTH << 20}
     arguments["additional_config"] = {"kvtune": QUEST}
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -238,7 +233,7 @@ def test_a_script_finds_its_figures_where_those_of_vllm_are(model, tmp_path):
     assert pages_of(done.stdout) == (SEEN, READ), done.stderr
 
 
-def test_a_server_that_asks_for_nothing_has_no_figures_of_ours(serve):
-    server, url = serve(**{"additional-config": {}})
-    assert "kvtune" not in page(url)
-    assert folders(server.pid) == []
+def test_a_server_that_asks_for_nothing_has_no_figures_of_ours(fork):
+    with fork(**{"additional-config": {}}) as server:
+        assert "kvtune" not in page(server.endpoint.url)
+        assert folders(server.endpoint.pid) == []
