@@ -136,25 +136,25 @@ def _capacity() -> SurfaceSpec:
 def _bandwidth() -> SurfaceSpec:
     return SurfaceSpec(
         name="bandwidth",
-        built="16 at a time over two contexts of 3,584 tokens, all of which fit",
+        built="24 at a time over a context of 2,560 tokens, all of which fit",
         bound_by=(Bottleneck.KV_BANDWIDTH,),
-        goal="max goodput where p95 itl <= 160ms",
+        goal="max goodput where p95 itl <= 120ms",
         base_arguments=_base(
             kv_cache_memory_bytes=88 * MIB, max_model_len=4096, scheduler_reserve_full_isl=True
         ),
         axes=(
             Axis("block-size", (32, 64, 128), 128),
-            Axis("max-num-seqs", (2, 3, 4, 6, 8, 12, 128), 128),
+            Axis("max-num-seqs", (3, 4, 6, 8, 12, 16, 128), 128),
             Axis("max-num-batched-tokens", (512, 1024, 2048, 4096), 2048),
             Axis("long-prefill-token-threshold", (0, 256), 0),
         ),
         load=SyntheticSpec(
-            requests=48,
+            requests=36,
             input_tokens="32",
-            output_tokens="uniform:24-48",
-            shared_prefixes=2,
-            prefix_tokens=3584,
+            output_tokens="uniform:24-40",
+            shared_prefixes=1,
+            prefix_tokens=2560,
         ),
-        concurrency=16,
+        concurrency=24,
         warmup_requests=2,
     )
