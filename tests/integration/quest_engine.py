@@ -20,7 +20,7 @@ def answers(model, asked, calls, kv_cache_dtype="auto", check=False):
     llm = start(
         model,
         asked,
-        max_model_len=6200,
+        max_model_len=2800,
         max_num_seqs=12,
         kv_cache_memory_bytes=160 << 20,
         kv_cache_dtype=kv_cache_dtype,

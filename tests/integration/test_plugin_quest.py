@@ -15,7 +15,7 @@ def prompt(length, seed):
 
 # One takes several steps of 512 tokens, some end in a step with others' decodes, and one in a chunk
 # of a single token. The second call finds whole pages of the first in the prefix cache.
-LENGTHS = (20, 32, 33, 100, 150, 200, 300, 400, 513, 700, 1000, 6000)
+LENGTHS = (20, 32, 33, 100, 150, 200, 300, 400, 513, 700, 1000, 2600)
 MIXED = [prompt(length, seed) for seed, length in enumerate(LENGTHS)]
 AGAIN = [MIXED[9] + prompt(40, 20), MIXED[8], MIXED[3] + prompt(500, 21)]
 

@@ -3,7 +3,6 @@
 import collections
 import concurrent.futures
 import contextlib
-import json
 import os
 import signal
 import statistics
@@ -12,11 +11,11 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
+from contracts.completions import complete
 from contracts.processes import is_alive
 from contracts.processor import DTYPE, KV_WIDTH, eager, kv_mib, needs_avx512
 
@@ -33,44 +32,23 @@ LONG = [(position * 7919) % 40_000 + 100 for position in range(1500)]
 BATCH = [[(position * step) % 40_000 + 50 for position in range(300)] for step in (3, 4, 5)]
 
 
-@pytest.fixture(scope="module")
-def warm():
-    with VllmEngine() as engine:
-        assert engine.describe().platform == "cpu", "forking is for the CPU platform"
-        yield engine
-
-
 @pytest.fixture
-def launch(warm, model, tmp_path):
-    def launch(engine=warm, **changed):
+def launch(warm, shallow, tmp_path):
+    def launch(engine=warm, served=shallow, **changed):
         arguments = {name.replace("_", "-"): value for name, value in changed.items()}
-        spec = ServerSpec(model, served_model_name="m", arguments={**ARGUMENTS, **arguments})
+        spec = ServerSpec(str(served), served_model_name="m", arguments={**ARGUMENTS, **arguments})
         return engine.launch(spec, log_path=tmp_path / "server.log", start_timeout_s=200)
 
     return launch
 
 
-def complete(server, prompt, tokens):
-    body = {
-        "model": "m",
-        "prompt": prompt,
-        "max_tokens": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-    request = urllib.request.Request(
-        f"{server.endpoint.url}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)["choices"][0]["token_ids"]
+def answer(server, prompt, tokens):
+    return complete(server.endpoint.url, prompt, tokens)
 
 
 def complete_together(server, prompts, tokens):
     with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
-        return list(pool.map(lambda prompt: complete(server, prompt, tokens), prompts))
+        return list(pool.map(lambda prompt: answer(server, prompt, tokens), prompts))
 
 
 def process(server, name):
@@ -110,13 +88,13 @@ def test_a_forked_server_serves_exactly_as_a_started_one(warm, launch):
         assert (started.effective.start_kind, forked.effective.start_kind) == ("cold", "warm")
         same = {"start_kind": None}
         assert started.effective.model_copy(update=same) == forked.effective.model_copy(update=same)
-        assert started.effective.kv_cache_size_tokens == 11_648
+        assert started.effective.kv_cache_size_tokens == 43_648
         assert started.effective.source == ("server_info", "log")
         assert started.warnings == forked.warnings == ()
         for prompt, tokens in ((SHORT, 48), (LONG, 32)):
-            answer = complete(started, prompt, tokens)
-            assert complete(forked, prompt, tokens) == answer
-            assert len(set(answer)) > 1
+            ids = answer(started, prompt, tokens)
+            assert answer(forked, prompt, tokens) == ids
+            assert len(set(ids)) > 1
         # Which requests share a step depends on when they arrive, and rounding on what shares one.
         answers = [complete_together(started, BATCH, 32) for _ in range(3)]
         assert any(complete_together(forked, BATCH, 32) in answers for _ in range(3))
@@ -139,14 +117,14 @@ def test_the_cache_that_was_asked_for_is_the_cache_that_is_there(launch):
 
 
 @needs_avx512
-def test_layers_that_are_skipped_keep_their_format_and_long_prompts_are_read_right(launch):
+def test_layers_that_are_skipped_keep_their_format_and_long_prompts_are_read_right(launch, model):
     fp8 = {"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["0", "1", "28", "29"]}
     filler = "On that day Ivo found a red lamp at the mill and took it to the chapel. " * 40
     prompt = f"{filler}The secret number is 7194. {filler}What is the secret number? It is"
-    with launch(**fp8) as mixed, launch() as stock:
+    with launch(served=model, **fp8) as mixed, launch(served=model) as stock:
         # 26 of 30 layers take half of what they took: 160 blocks where stock has 91.
         assert (mixed.effective.num_gpu_blocks, stock.effective.num_gpu_blocks) == (160, 91)
-        assert complete(mixed, prompt, 5) == complete(stock, prompt, 5)
+        assert answer(mixed, prompt, 5) == answer(stock, prompt, 5)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +132,7 @@ def test_layers_that_are_skipped_keep_their_format_and_long_prompts_are_read_rig
     [
         ({"block_size": 16}, FailureClass.BAD_ARGUMENT, "No common block size", "--block-size"),
         (
-            {"kv_cache_memory_bytes": kv_mib(8)},
+            {"kv_cache_memory_bytes": kv_mib(2)},
             FailureClass.DOES_NOT_FIT,
             "larger than the available KV cache memory",
             "--max-model-len 128 or less",
@@ -187,7 +165,7 @@ def test_an_engine_that_is_killed_under_load_is_noticed_within_seconds(launch, v
 
         def load():
             with contextlib.suppress(OSError):
-                complete(server, SHORT, 1500)
+                answer(server, SHORT, 1500)
 
         client = threading.Thread(target=load)
         client.start()
@@ -204,7 +182,7 @@ def test_an_engine_that_is_killed_under_load_is_noticed_within_seconds(launch, v
     assert not any(is_alive(child) for child in tree)
 
 
-def test_the_installed_parser_judges_arguments(warm, model):
+def test_the_installed_parser_judges_arguments(warm, shallow):
     good, abbreviated, wrong, unknown = warm.check_many(
         [
             ARGUMENTS,
@@ -212,7 +190,7 @@ def test_the_installed_parser_judges_arguments(warm, model):
             {"max-num-seqs": "many"},
             {"calculate-kv-scales": True},
         ],
-        model,
+        str(shallow),
     )
     assert good == ()
     assert "did you mean --max-num-seqs?" in abbreviated[0]
@@ -239,9 +217,9 @@ sys.stdin.read()
     ("start", "when", "number"),
     [("warm", "ready", signal.SIGKILL), ("cold", "starting", signal.SIGINT)],
 )
-def test_no_vllm_outlives_a_kvtune_that_is_ended(model, tmp_path, start, when, number):
+def test_no_vllm_outlives_a_kvtune_that_is_ended(shallow, tmp_path, start, when, number):
     kvtune = subprocess.Popen(
-        [sys.executable, "-c", KVTUNE, start, model, str(tmp_path)],
+        [sys.executable, "-c", KVTUNE, start, str(shallow), str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
