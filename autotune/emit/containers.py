@@ -13,6 +13,7 @@ from kvtune.autotune.emit.base import config_fingerprint, engine_arguments
 from kvtune.autotune.emit.header import comment, one_line
 from kvtune.autotune.emit.plugin import (
     CONTAINER_PYTHON,
+    PLUGINS,
     asks_for_plugin,
     check_command,
     dockerfile,
@@ -76,7 +77,11 @@ def plugin_check(config: ServingConfig) -> list[str] | None:
     """The command of a container that ends well where its image has the plugin; None: no need."""
     if not asks_for_plugin(config):
         return None
-    return ["sh", "-c", without_expansion(check_command(config, CONTAINER_PYTHON))]
+    # The container of the check has the image's environment, but not that of the server.
+    plain, _ = split_environment(config)
+    named = f"{PLUGINS}={shlex.quote(plain[PLUGINS])} " if PLUGINS in plain else ""
+    check = check_command(config, f"{named}{CONTAINER_PYTHON}")
+    return ["sh", "-c", without_expansion(check)]
 
 
 def plugin_image(config: ServingConfig) -> str:

@@ -13,7 +13,7 @@ from kvtune.autotune.emit.base import (
     runs_as_module,
 )
 from kvtune.autotune.emit.header import header, setting_comment
-from kvtune.autotune.emit.plugin import asks_for_plugin, import_command
+from kvtune.autotune.emit.plugin import asks_for_plugin, load_check
 from kvtune.autotune.emit.secret_names import split_environment
 from kvtune.autotune.emit.yaml_text import Noted, to_yaml
 from kvtune.errors import BadInput
@@ -62,7 +62,7 @@ def _header(config: ServingConfig) -> list[str]:
 def _start(config: ServingConfig) -> str:
     """A file cannot look for the plugin itself, so that the command does before it starts vLLM."""
     command = shlex.join([*engine_command(config), "--config", _FILE])
-    return f"{import_command('python')} && {command}" if asks_for_plugin(config) else command
+    return f"{load_check('python')} && {command}" if asks_for_plugin(config) else command
 
 
 def _body(config: ServingConfig, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Configs that kvtune's plugin serves: each format says so, and stops where it is missing."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,23 @@ from kvtune.autotune.emit.base import emitters
 from kvtune.autotune.emit.compose import Compose
 from kvtune.autotune.emit.helm_production_stack import HelmProductionStack
 from kvtune.autotune.emit.kubernetes import Kubernetes
-from kvtune.autotune.emit.plugin import asks_for_plugin, check_command, requirement
+from kvtune.autotune.emit.plugin import asks_for_plugin, check_command, load_check, requirement
 from kvtune.autotune.emit.shell import Shell
 from kvtune.autotune.emit.vllm_yaml import VllmYaml
-from kvtune.policies.plugin_arguments import QUEST_TOKENS, WINDOW_TOKENS
+from kvtune.policies.plugin_arguments import (
+    EVICTION_SHARE,
+    HOST_BYTES,
+    QUEST_TOKENS,
+    STORE_FORMAT,
+    WINDOW_TOKENS,
+)
 from kvtune.types import Setting
 
+LEVERS = {
+    STORE_FORMAT: "int8",
+    EVICTION_SHARE: 0.25,
+    HOST_BYTES: 1 << 30,
+}
 PARTS = (
     Setting(name=QUEST_TOKENS, value=512, because="reads less"),
     Setting(name=WINDOW_TOKENS, value=1024, because="keeps less"),
@@ -87,6 +99,38 @@ def test_the_check_ends_the_shell_with_a_clear_message(has_plugin, code, tmp_pat
     assert ("pip install kvtune==0.1.0" in done.stderr) is not has_plugin
 
 
+LOADED = [(None, 0), ("kvtune", 0), ("other,kvtune", 0), ("", 1), ("other", 1), ("kvtune2", 1)]
+"""Values of VLLM_PLUGINS and the code of the check. vLLM loads all, or what is named."""
+
+
+@pytest.mark.parametrize(("value", "code"), LOADED)
+def test_plugins_that_are_named_have_to_name_kvtune(value, code):
+    command = load_check(sys.executable)
+    set_ = {} if value is None else {"VLLM_PLUGINS": value}
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], env=set_, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code
+    assert ("VLLM_PLUGINS is set and does not name kvtune" in done.stderr) is bool(code)
+
+
+@pytest.mark.parametrize(("value", "code"), LOADED)
+def test_the_check_in_a_pod_knows_what_its_server_will_be_given(value, code, tmp_path):
+    given = {} if value is None else {"VLLM_PLUGINS": value}
+    config = asking().model_copy(update={"environment": given})
+    (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python3").chmod(0o755)
+    deployment, _ = yaml.safe_load_all(Kubernetes().render(config)["kubernetes.yaml"])
+    (first,) = deployment["spec"]["template"]["spec"]["initContainers"]
+    values = yaml.safe_load(HelmProductionStack().render(config)["values.yaml"])
+    (model,) = values["servingEngineSpec"]["modelSpec"]
+    for container in (first, model["initContainer"]):
+        words = ["/bin/sh", *(expand(word) for word in container["command"][1:])]
+        path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        done = subprocess.run(words, env=path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code, done.stderr
+
+
 @pytest.mark.parametrize("has_plugin", [True, False])
 @pytest.mark.parametrize("config", [realistic_config(), cpu_config()])
 def test_the_script_starts_no_vllm_without_the_plugin(config, has_plugin, tmp_path):
@@ -99,10 +143,10 @@ def test_the_script_starts_no_vllm_without_the_plugin(config, has_plugin, tmp_pa
 
 def test_the_yaml_file_is_started_behind_the_check():
     text = VllmYaml().render(asking())["vllm.yaml"]
-    assert (
-        "#   python -c 'import kvtune.engines.vllm.plugin' && vllm serve --config vllm.yaml\n"
-        in text
-    )
+    (start,) = (line for line in text.splitlines() if line.endswith("--config vllm.yaml"))
+    check, _, command = start.removeprefix("#   ").rpartition(" && ")
+    assert check == load_check("python")
+    assert command == "vllm serve --config vllm.yaml"
     body = yaml.safe_load(text)
     assert (body[QUEST_TOKENS], body[WINDOW_TOKENS]) == (512, 1024)
 
@@ -159,3 +203,16 @@ def test_the_way_to_an_image_with_the_plugin_is_there_to_be_copied(emitter):
         "docker build -t YOUR_REGISTRY/vllm-kvtune:v0.32.0 -"
     )
     assert commands[commands.index(build) + 1] == ("docker push YOUR_REGISTRY/vllm-kvtune:v0.32.0")
+
+
+@pytest.mark.parametrize("name", sorted(emitters()))
+@pytest.mark.parametrize(("option", "value"), LEVERS.items())
+def test_every_lever_of_the_plugin_is_started_behind_the_check(option, value, name):
+    config = asking(Setting(name=option, value=value, because="it was best"))
+    assert asks_for_plugin(config)
+    (text,) = emitters()[name]().render(config).values()
+    documents = list(yaml.safe_load_all(text)) if name != "shell" else [text]
+    flat = repr(documents)
+    assert f"{option}" in flat
+    assert str(value) in flat
+    assert "kvtune.engines.vllm.plugin" in text
