@@ -37,10 +37,13 @@ def writes_of(slots: Tensor, page_tokens: int) -> Writes:
         slots: where each token goes, page * page_tokens + offset, [tokens]; negative is padding.
         page_tokens: tokens per page.
     """
-    tokens = (slots >= 0).nonzero().flatten()
-    written = slots[tokens]
-    pages, part = (written // page_tokens).unique(return_inverse=True)
-    return Writes(tokens, pages, part, part[written % page_tokens == 0])
+    places, tokens = slots.sort()
+    padding = int((slots < 0).sum())
+    places, tokens = places[padding:], tokens[padding:]
+    page = places // page_tokens
+    is_first = page.diff(prepend=page.new_full((1,), -1)) != 0
+    part = is_first.cumsum(0) - 1
+    return Writes(tokens, page[is_first], part, part[places % page_tokens == 0])
 
 
 class Summaries:

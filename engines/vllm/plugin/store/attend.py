@@ -113,13 +113,13 @@ def read_pages(
 
     `decode`: from the pages of heads, [n, N, bytes], to their keys and values [n, N, d].
     """
-    heads = torch.arange(kv_cache.shape[1], device=table.device)
-    pages = kv_cache[table[:, None, :], heads[:, None]]
-    rows, kv_heads, count, page_tokens, _ = pages.shape
-    keys, values = (
-        x.reshape(rows, kv_heads, count * page_tokens, x.shape[-1])
-        for x in decode(pages.flatten(0, 2))
-    )
+    blocks, kv_heads, page_tokens, cell = kv_cache.shape
+    rows, count = table.shape
+    heads = torch.arange(kv_heads, device=table.device)
+    # Whole pages of heads are copied at once, where indexing by both would copy byte by byte.
+    which = (table[:, None, :] * kv_heads + heads[:, None]).flatten()
+    pages = kv_cache.view(blocks * kv_heads, page_tokens, cell).index_select(0, which)
+    keys, values = (x.view(rows, kv_heads, count * page_tokens, x.shape[-1]) for x in decode(pages))
     return keys, values
 
 
