@@ -1,36 +1,37 @@
 """The probe on a real vLLM: what a step costs, within the stated cost, and an idle server after."""
 
-import asyncio
-import json
 import os
 import signal
-import threading
+import time
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
+from contracts.completions import complete, requested
 from contracts.processor import KV_WIDTH, eager
 
 from kvtune.engines.base import ServerSpec
-from kvtune.engines.vllm.engine import VllmEngine
-from kvtune.profilers.load import runtime
+from kvtune.profilers import probe as probing
+from kvtune.profilers.load import client, runtime
 from kvtune.profilers.probe import probe
 from kvtune.profilers.probe_plan import plan_probe
 from kvtune.profilers.scrape import parse_metrics
+from kvtune.profilers.step_gaps import observations
 from kvtune.profilers.step_time import fit_step_time
 
 pytestmark = pytest.mark.integration
 
-ARGUMENTS = eager(512)
-KV_BYTES_PER_TOKEN = 23_040 * KV_WIDTH  # 30 layers x 3 KV heads x 64 x keys and values
+ARGUMENTS = eager(136)
+KV_BYTES_PER_TOKEN = 6_144 * KV_WIDTH  # 8 layers x 3 KV heads x 64 x keys and values
 VOCAB_SIZE = 49_152
-BUDGET_S = 40.0
+BUDGET_S = 120.0
 
 
 @pytest.fixture(scope="module")
-def server(model, tmp_path_factory):
-    spec = ServerSpec(model, served_model_name="m", arguments=ARGUMENTS)
+def server(warm, shallow, tmp_path_factory):
+    spec = ServerSpec(str(shallow), served_model_name="m", arguments=ARGUMENTS)
     log = tmp_path_factory.mktemp("probe") / "server.log"
-    with VllmEngine() as engine, engine.launch(spec, log_path=log, start_timeout_s=200) as running:
+    with warm.launch(spec, log_path=log, start_timeout_s=200) as running:
         yield running
 
 
@@ -52,19 +53,34 @@ def probed(server, **changed):
 
 
 def answer(server):
-    body = {"model": "m", "prompt": list(range(100, 400)), "max_tokens": 4, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"{server.endpoint.url}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        return json.load(reply)["usage"]["completion_tokens"]
+    return len(complete(server.endpoint.url, range(100, 400), 4))
 
 
 def is_idle(server):
     gauges = page(server).gauges
     return not any(value for key, value in gauges.items() if "num_requests" in key)
+
+
+@pytest.fixture
+def within_the_second_cell(monkeypatch):
+    """Has something done in the middle of a cell, after one was seen, however fast the machine."""
+    seen = []
+
+    def observed(records, **named):
+        seen.append(records)
+        return observations(records, **named)
+
+    monkeypatch.setattr(probing, "observations", observed)
+    monkeypatch.setattr(client, "TICK_S", 0.01)
+
+    def on_progress(act):
+        def watch(progress):
+            if seen and progress.in_flight:
+                act()
+
+        return watch
+
+    return on_progress
 
 
 def test_a_probe_finds_what_a_step_costs_and_leaves_nothing(server):
@@ -98,51 +114,43 @@ def test_a_probe_finds_what_a_step_costs_and_leaves_nothing(server):
     assert result.observations.resident_tokens.max() > 4 * result.observations.resident_tokens.min()
 
 
-def test_an_interrupted_probe_leaves_the_server_idle_and_usable(server):
-    timer = threading.Timer(6.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    result = probed(server, salt=12)
-    timer.join()
-    assert "interrupted" in result.notes[0]
-    assert result.notes[1:] == ()
+def test_an_interrupted_probe_leaves_the_server_idle_and_usable(server, within_the_second_cell):
+    pressed = []
+
+    def press():
+        if not pressed:
+            pressed.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    result = probed(server, salt=12, budget_s=600.0, on_progress=within_the_second_cell(press))
+    assert result.notes == ("the probe was interrupted after 1 cells",)
+    assert len(result.observations) > 0
     assert is_idle(server)
     assert answer(server) == 4
 
 
-def test_a_probe_out_of_time_leaves_the_server_idle_and_usable(server):
-    result = probed(server, salt=13, budget_s=5.0)
-    assert "its 5 s are over" in result.notes[0]
-    assert result.notes[1:] == ()
+def test_a_probe_out_of_time_leaves_the_server_idle_and_usable(
+    server, within_the_second_cell, monkeypatch
+):
+    late_s = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + late_s[0])
+    monkeypatch.setattr(probing, "time", clock)
+
+    def end():
+        late_s[0] = 600.0
+
+    result = probed(server, salt=13, budget_s=600.0, on_progress=within_the_second_cell(end))
+    (note,) = result.notes
+    assert note.startswith("the probe saw 1 of ")
+    assert "its 600 s are over" in note
     assert len(result.observations) > 0
     assert is_idle(server)
+    assert answer(server) == 4
 
 
 def test_a_server_in_use_is_not_probed(server):
-    async def use_and_probe():
-        using = asyncio.get_running_loop().run_in_executor(None, long_answer, server)
-        await asyncio.sleep(1.0)
-        result = await probe(
-            server.endpoint,
-            server.effective,
-            budget_s=20.0,
-            salt=14,
-            vocab_size=VOCAB_SIZE,
-            resets_cache=False,
-        )
-        await using
-        return result
-
-    result = asyncio.run(use_and_probe())
+    with requested(server.endpoint.url, [5, 6, 7], 1900, stream=True) as answer:
+        answer.readline()
+        result = probed(server, salt=14)
     assert result.requests == 0
     assert "others use the server" in result.notes[0]
-
-
-def long_answer(server):
-    body = {"model": "m", "prompt": [5, 6, 7], "max_tokens": 300, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"{server.endpoint.url}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        reply.read()

@@ -1,21 +1,20 @@
 """Watching a real vLLM that others use, up to its violent end."""
 
-import json
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
+from contracts.completions import complete
 from contracts.processor import eager
 
 from kvtune.engines.base import ServerSpec
-from kvtune.engines.vllm.engine import VllmEngine
 from kvtune.types import Profile
 
 pytestmark = pytest.mark.integration
@@ -26,22 +25,15 @@ ARGUMENTS = eager(256)
 
 def keep_asking(url):
     """One user after another, until the server is gone."""
-    body = {"model": "m", "prompt": list(range(9, 99)), "max_tokens": 24, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    try:
+    with contextlib.suppress(OSError, HTTPException):
         while True:
-            urllib.request.urlopen(request, timeout=60).close()
-    except (OSError, urllib.error.URLError):
-        return
+            complete(url, range(9, 99), 24)
 
 
-def test_an_engine_that_is_killed_leaves_a_partial_profile(model, tmp_path):
-    spec = ServerSpec(model, served_model_name="m", arguments=ARGUMENTS)
+def test_an_engine_that_is_killed_leaves_a_partial_profile(warm, shallow, tmp_path):
+    spec = ServerSpec(str(shallow), served_model_name="m", arguments=ARGUMENTS)
     with (
-        VllmEngine() as engine,
-        engine.launch(spec, log_path=tmp_path / "server.log", start_timeout_s=200) as server,
+        warm.launch(spec, log_path=tmp_path / "server.log", start_timeout_s=200) as server,
         ThreadPoolExecutor(2) as users,
     ):
         url = server.endpoint.url
