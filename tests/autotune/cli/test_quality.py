@@ -62,16 +62,12 @@ def test_a_baseline_is_asked_once_and_again_only_when_asked_to(kvtune):
     assert "asking the baseline again" in fresh.err
 
 
-def test_json_is_the_report(kvtune):
-    report = kvtune(*SIMULATED, *NEEDLE, "--json").json()
+def test_json_is_the_report_and_a_page_is_written_beside_it(kvtune, tmp_path):
+    page = tmp_path / "q.html"
+    report = kvtune(*SIMULATED, *NEEDLE, "--json", "--html", page).json()
     assert report["outcome"] == "pass"
     assert report["candidate"] == "--simulate-time-scale 0.02"
     assert {figure["suite"] for figure in report["figures"]} == {"needle", "any"}
-
-
-def test_a_page_is_written(kvtune, tmp_path):
-    page = tmp_path / "q.html"
-    kvtune(*SIMULATED, *NEEDLE, "--html", page)
     assert "needle" in page.read_text()
 
 
