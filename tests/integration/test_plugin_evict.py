@@ -57,7 +57,7 @@ def cached(told):
 
 
 def test_what_the_question_looks_for_is_kept(run, model):
-    (call,) = run(BUDGET, calls=[[LONG, MIDDLE, SHORT]], tokens=5, model=model)["calls"]
+    (call,) = run(BUDGET, calls=[[LONG, MIDDLE, SHORT]], tokens=8, model=model)["calls"]
     assert [text[:5] for text in call["texts"]] == [" 7194", " 5821", " 3311"]
 
 
