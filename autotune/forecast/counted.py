@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from kvtune.autotune.forecast.levers import Lever
@@ -45,8 +44,7 @@ def start_problem(system: System | None, ctx: Context) -> str:
 
 def sequences_in(system: System, mean: History) -> int:
     """How many sequences as long as `mean` run at once."""
-    blocks = system.blocks_of(math.ceil(mean.tokens * system.kept_ratio))
-    return min((system.blocks - 1) // blocks, system.limits.max_active)
+    return min((system.blocks - 1) // system.blocks_at_end(mean), system.limits.max_active)
 
 
 def counted_ratio(before: float, after: float) -> Interval | None:

@@ -13,7 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median, stdev
 
+from pydantic import JsonValue
+
+from kvtune.errors import BadInput
 from kvtune.policies.capacity import SKIP
+from kvtune.policies.plugin_arguments import asked_by, kv_format
 from kvtune.profilers.step_gaps import observations
 from kvtune.store.database import Store
 from kvtune.store.rows import TrialRow
@@ -55,8 +59,9 @@ class MeasuredRead:
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """By metric, the share of a told ratio within which most measured ones were; reads by dtype.
+    """By metric, the share of a told ratio within which most measured ones were; reads by format.
 
+    A format is a `--kv-cache-dtype`, or a store of kvtune's plugin (`store int8`).
     `copy_bytes_per_s` is the device's ceiling: bytes read and written.
     """
 
@@ -190,26 +195,39 @@ def _reads(store: Store, studies: Sequence[str]) -> dict[str, MeasuredRead]:
             device=study.device,
             effective=base.measurement.effective,
         )
-        if model is None or "kv-cache-dtype" in base.trial.arguments:
+        if model is None or _format_read(base.trial.arguments) != "auto":
             continue
         plain = _records(store, base)
-        by_dtype: dict[str | None, list[float]] = {}
+        by_format: dict[str, list[float]] = {}
         for number, row in sorted(rows.items()):
-            arguments = row.trial.stack.arguments
-            if SKIP in arguments:
+            if (held := _format_read(row.trial.stack.arguments)) is None:
                 continue
-            dtype = arguments.get("kv-cache-dtype")
-            known = by_dtype.setdefault(dtype if isinstance(dtype, str) else None, [])
+            known = by_format.setdefault(held, [])
             if number == 0 or len(known) >= MOST_TRIALS:
                 continue
             if (ratio := read_ratio(model, plain, _records(store, row))) is not None:
                 known.append(ratio)
         # Trials that read as the baseline does show how much slower the machine was meanwhile.
-        same = median(by_dtype.pop(None) or [1.0])
-        for dtype, ratios in by_dtype.items():
-            if isinstance(dtype, str) and same > 0:
-                found.setdefault(dtype, []).extend(ratio / same for ratio in ratios)
-    return {dtype: measured_read(ratios) for dtype, ratios in found.items() if ratios}
+        same = median(by_format.pop("auto", []) or [1.0])
+        for held, ratios in by_format.items():
+            if same > 0:
+                found.setdefault(held, []).extend(ratio / same for ratio in ratios)
+    return {held: measured_read(ratios) for held, ratios in found.items() if ratios}
+
+
+def _format_read(arguments: Mapping[str, JsonValue]) -> str | None:
+    """In what format decode steps read all that is cached; None: not all, or not in one.
+
+    None too for what this version of the plugin does not know: a history may be older, or newer.
+    """
+    try:
+        asked = asked_by(arguments)
+    except BadInput:
+        return None
+    parts = (asked.quest, asked.streaming_llm, asked.page_eviction)
+    if SKIP in arguments or any(part is not None for part in parts):
+        return None
+    return kv_format(arguments)
 
 
 def _records(store: Store, row: TrialRow) -> Sequence[RequestRecord]:

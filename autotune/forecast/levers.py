@@ -12,7 +12,10 @@ from dataclasses import dataclass, field, replace
 from pydantic import JsonValue
 
 from kvtune.autotune.forecast.experience import Experience
+from kvtune.autotune.forecast.loading import LOADED_ON_CPU, LOADED_ON_GPU, load_speeds
+from kvtune.autotune.forecast.plugin_levers import plugin_budgets, saved_times
 from kvtune.autotune.forecast.read_times import UNCHANGED, Times, read_times, times_by_bytes
+from kvtune.autotune.forecast.step_cost import StepCost
 from kvtune.autotune.forecast.system import (
     FORMATS,
     FULL,
@@ -35,20 +38,14 @@ from kvtune.policies.method import Axis, History
 from kvtune.policies.method_stack import MethodStack, parse_stack
 from kvtune.policies.model_cache import ModelCache
 from kvtune.policies.plan import stack_bytes
-from kvtune.policies.plugin_arguments import QUEST_TOKENS, WINDOW_TOKENS
+from kvtune.policies.plugin_arguments import HOST_BYTES, asked_by, kv_format
 from kvtune.policies.plugin_levers import why_not_served
-from kvtune.policies.settings import GIB, base_settings, settings_of
+from kvtune.policies.settings import GIB, base_settings
 
 NOTHING_KNOWN = Experience()
 
 BUDGET_SHARES = (0.5, 0.25)
 """Budgets of methods that keep, or read, a part of a sequence, as shares of its tokens."""
-
-QUEST_SAVED: Times = (1.0, 0.75, 0.0)
-WINDOW_SAVED: Times = (1.0, 1.0, 0.5)
-"""Of the time for what kvtune's plugin does not read, what is saved: best, expected, worst. Quest
-pays with it for choosing pages: on two CPU cores, eight sequences of 128 pages of 128 tokens saved
-0.8 of it in the attention of a layer, those of 16 pages nothing. Those of a window are a guess."""
 
 QUEST_PAGE_TOKENS = 16
 NOT_SERVED = "no engine at hand serves it"
@@ -56,10 +53,6 @@ BLOCKS = "num-gpu-blocks-override"
 OFFLOAD = "kv-offloading-size"
 OFFLOAD_TIMES = 4
 """Size of the second tier that is forecast, in pools."""
-
-LINK_BYTES_PER_S = (10e9, 20e9, 50e9)
-"""How fast blocks come back to a GPU (least, expected, most): a link of 16 lanes moves 32 GB/s by
-PCIe 4.0 and 64 by 5.0, and copies of many blocks do not reach that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +63,8 @@ class Lever:
     already: from the first token of a prompt, or with `cuts_prompts` once its prompt is computed.
     `read_ratio` is the time to read a cached token over what it was: least, expected and most.
     `read_source` says where that is from. `saved_ratio` is what is saved of the time for tokens
-    that the arguments leave unread: best, expected and worst. `load_bytes_per_s` is how fast a
+    that the arguments leave unread: best, expected and worst. `reads_prompts_so`: prompts that are
+    computed read cached tokens in the same time as decode steps. `load_bytes_per_s` is how fast a
     second tier gives back what it holds, and `problem` says why nothing can be forecast.
     """
 
@@ -84,9 +78,16 @@ class Lever:
     read_ratio: Times = UNCHANGED
     read_source: str = ""
     saved_ratio: Times = UNCHANGED
+    reads_prompts_so: bool = False
     load_bytes_per_s: tuple[float, float, float] | None = None
     reuses_prefixes: bool = True
     problem: str = ""
+
+    def cost(self, base: StepCost, read: int) -> StepCost:
+        """What a step costs with it: `read` chooses among the three ratios."""
+        ratio = self.read_ratio[read]
+        prompts = ratio if self.reads_prompts_so else 1.0
+        return replace(base, read_ratio=ratio, prompt_read_ratio=prompts)
 
 
 def lever_of(
@@ -104,10 +105,9 @@ def lever_of(
     problem = not_modelled(arguments, ctx)
     if arguments.get(OFFLOAD) and ctx.platform == "cpu":
         problem = "vLLM has no KV offload where a CPU computes: its memory is the second tier"
-    problem = problem or refusal({**ctx.base_arguments, **arguments}, ctx)
-    before, after = (
-        settings_of({**ctx.base_arguments, **more}, ctx).kv_cache_dtype for more in ({}, arguments)
-    )
+    together = {**ctx.base_arguments, **arguments}
+    problem = problem or refusal(together, ctx)
+    before, after = kv_format(ctx.base_arguments), kv_format(together)
     times, source = read_times(before, after, ctx, experience.reads)
     kept = 0.0 if ctx.model is None else skipped_layers(arguments, ctx.model) / ctx.model.layers
     low, expected, high = (kept + (1 - kept) * time for time in times)
@@ -117,16 +117,11 @@ def lever_of(
         arguments,
         read_ratio=(low, expected, high),
         read_source=source,
-        saved_ratio=_saved(arguments),
-        load_bytes_per_s=_load_bytes_per_s(experience) if arguments.get(OFFLOAD) else None,
+        saved_ratio=saved_times(asked_by(arguments)),
+        reads_prompts_so=any(one.startswith("store") for one in (before, after)),
+        load_bytes_per_s=_load_bytes_per_s(arguments, experience),
         problem=problem,
     )
-
-
-def _saved(arguments: Mapping[str, JsonValue]) -> Times:
-    if arguments.get(QUEST_TOKENS):
-        return QUEST_SAVED
-    return WINDOW_SAVED if arguments.get(WINDOW_TOKENS) else UNCHANGED
 
 
 def levers(
@@ -145,24 +140,29 @@ def levers(
     `unread` is what to say where the cache is not known.
     """
     found = [*_memory(ctx, weight_bytes), *_engine(ctx)]
-    held = base_settings(ctx).kv_cache_dtype
-    if held not in FULL:
+    base = base_settings(ctx)
+    held, is_full = base.kv_cache_dtype, base.kv_cache_dtype in FULL
+    if base.plugin.store is not None:
+        # Other formats do not go beside a store, and formulas of methods start from a whole cache.
+        return [*found, _second_tier(ctx, experience)]
+    if not is_full:
         found.append(_engine_format("auto", ctx, experience))
     for dtype, text in FORMATS.items():
         not_served = _refusal_of(dtype, ctx)
         lever = _method(text, dtype, not_served, ctx, cache, mean, experience, unread)
         is_smaller = lever.resident_ratio < 1 or bool(lever.problem)
-        if held in FULL or (is_smaller and method_of(held) != text):
+        if is_full or (is_smaller and method_of(held) != text):
             found.append(lever if not_served else _engine_format(dtype, ctx, experience))
-    if held in FULL and not base_settings(ctx).plugin.is_asked:
-        # Formulas of other methods start from full precision, and from a whole cache.
-        is_served = not why_not_served(ctx)
-        found += [
-            _method(text, text, NOT_SERVED, ctx, cache, mean, experience, unread)
-            for text in _methods(mean.tokens, is_served=is_served)
-        ]
-        found += _plugin(mean.tokens, ctx) if is_served else []
-    return [*found, _offload(ctx, experience)]
+    if is_full and not base.plugin.is_asked:
+        if not why_not_served(ctx):
+            found += _plugin(mean, ctx, experience)
+        else:
+            # Formulas of methods start from full precision, and from a whole cache.
+            found += [
+                _method(text, text, NOT_SERVED, ctx, cache, mean, experience, unread)
+                for text in _methods(mean.tokens)
+            ]
+    return [*found, _second_tier(ctx, experience)]
 
 
 def stack_lever(
@@ -280,20 +280,30 @@ def _engine_format(dtype: str, ctx: Context, experience: Experience) -> Lever:
     return lever_of(arguments, ctx, name=dtype, says=says, experience=experience)
 
 
-def _offload(ctx: Context, experience: Experience) -> Lever:
+def _second_tier(ctx: Context, experience: Experience) -> Lever:
+    """Host memory behind the pool: vLLM's own, or on a CPU that of kvtune's plugin."""
+    is_ours = ctx.platform == "cpu" and not why_not_served(ctx)
+    name = "host tier" if is_ours else "kv offload"
     memory = pool_bytes(ctx)
     if memory is None:
-        return Lever("kv offload", "", problem="the size of the pool is not known")
-    size_gib = round(OFFLOAD_TIMES * memory / (1 << 30), 2)
+        return Lever(name, "", problem="the size of the pool is not known")
+    size_gib = round(OFFLOAD_TIMES * memory / GIB, 2)
     says = f"keeps blocks of prompts in {size_gib:g} GiB of host memory"
-    return lever_of({OFFLOAD: size_gib}, ctx, name="kv offload", says=says, experience=experience)
+    arguments: dict[str, JsonValue] = (
+        {HOST_BYTES: OFFLOAD_TIMES * memory} if is_ours else {OFFLOAD: size_gib}
+    )
+    return lever_of(arguments, ctx, name=name, says=says, experience=experience)
 
 
-def _load_bytes_per_s(experience: Experience) -> tuple[float, float, float]:
-    """Nothing is copied faster than memory is read and written on the device."""
-    most = experience.copy_bytes_per_s or math.inf
-    low, expected, high = (min(speed, most / 2) for speed in LINK_BYTES_PER_S)
-    return low, expected, high
+def _load_bytes_per_s(
+    arguments: Mapping[str, JsonValue], experience: Experience
+) -> tuple[float, float, float] | None:
+    """How fast a second tier that is asked for gives back what it holds."""
+    if asked_by(arguments).tiers is not None:
+        return load_speeds(LOADED_ON_CPU, experience.copy_bytes_per_s)
+    if arguments.get(OFFLOAD):
+        return load_speeds(LOADED_ON_GPU, experience.copy_bytes_per_s)
+    return None
 
 
 def _method(
@@ -344,34 +354,26 @@ def _method(
     )
 
 
-def _methods(tokens: int, *, is_served: bool) -> list[str]:
-    """Stacks of methods that no engine serves; `is_served`: kvtune's plugin serves its own."""
+def _methods(tokens: int) -> list[str]:
+    """Stacks of methods where no engine serves any."""
     found = ["turboquant"]
     for share in BUDGET_SHARES:
         budget = max(int(tokens * share), 2 * QUEST_PAGE_TOKENS)
         pages = budget // QUEST_PAGE_TOKENS
-        found.append(f"snapkv:budget_tokens={budget}")
-        if not is_served:
-            found += [
-                f"streaming-llm:window_tokens={budget}",
-                f"quest:budget_tokens={pages * QUEST_PAGE_TOKENS}",
-            ]
+        found += [
+            f"snapkv:budget_tokens={budget}",
+            f"streaming-llm:window_tokens={budget}",
+            f"quest:budget_tokens={pages * QUEST_PAGE_TOKENS}",
+        ]
     return list(dict.fromkeys(found))  # The smallest budget may stand for several shares.
 
 
-def _plugin(tokens: int, ctx: Context) -> list[Lever]:
-    """The same budgets, as kvtune's plugin for vLLM serves them."""
-    least = 2 * base_settings(ctx).block_tokens
-    found = []
-    for budget in dict.fromkeys(max(int(tokens * share), least) for share in BUDGET_SHARES):
-        for name, argument, says in (
-            ("quest", QUEST_TOKENS, "reads {:,} tokens of a context in most layers"),
-            ("streaming-llm", WINDOW_TOKENS, "keeps the first and the last {:,} tokens"),
-        ):
-            found.append(
-                lever_of({argument: budget}, ctx, name=f"{name} {budget}", says=says.format(budget))
-            )
-    return found
+def _plugin(mean: History, ctx: Context, experience: Experience) -> list[Lever]:
+    """What kvtune's plugin for vLLM serves: the same budgets, and its formats."""
+    return [
+        lever_of(one.arguments, ctx, name=one.name, says=one.says, experience=experience)
+        for one in plugin_budgets(mean, BUDGET_SHARES, base_settings(ctx).block_tokens)
+    ]
 
 
 def _refusal_of(dtype: str, ctx: Context) -> str:

@@ -99,7 +99,7 @@ class Forecaster:
         runs: list[SimulatedRun] = []
         try:
             for draw in self._drawn():
-                cost = replace(draw.cost, read_ratio=lever.read_ratio[draw.read])
+                cost = lever.cost(draw.cost, draw.read)
                 loading = self._loading(lever, system, draw.read)
                 runs.append(self._replay(draw.requests, loading, cost))
         except BadInput as error:
@@ -147,7 +147,7 @@ class Forecaster:
             system = system_with(lever, self.baseline.system, self.context)
         if system is None or start_problem(system, self.context):
             return None
-        cost = replace(self.calibration.cost, read_ratio=lever.read_ratio[_READS[0]])
+        cost = lever.cost(self.calibration.cost, _READS[0])
         with suppress(BadInput):
             return self._replay(
                 self.baseline.requests, self._loading(lever, system, _READS[0]), cost

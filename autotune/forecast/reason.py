@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 
 from kvtune.autotune.forecast.calibrate import GOODPUT, STEP, Calibration
 from kvtune.autotune.forecast.levers import Lever
@@ -46,7 +47,8 @@ def reason_of(
     if before.reads != after.reads and seen.mean_sequences:
         facts.append(_sparse(before, after, calibration))
     if lever.load_bytes_per_s is not None:
-        facts.append(f"what it gives back comes at {lever.load_bytes_per_s[1] / 1e9:.0f} GB/s")
+        speed = f"{lever.load_bytes_per_s[1] / 1e9:.2g} GB/s"
+        facts.append(f"what it gives back is assumed to come at {speed}")
     hits = _hit_share(seen), _hit_share(done)
     if round(hits[0], 2) != round(hits[1], 2):
         facts.append(f"{hits[0]:.0%} to {hits[1]:.0%} of prompt tokens come from the cache")
@@ -92,8 +94,10 @@ def _sparse(before: System, after: System, calibration: Calibration) -> str:
     """What a decode step of the mean context reads of it, before and after."""
     seen = calibration.simulated
     context = round(seen.mean_resident_tokens / seen.mean_sequences)
+    requests = calibration.baseline.requests
+    prompt = min(round(fmean(one.prompt_tokens for one in requests)), context - 1)
     counts = [
-        context if one.reads is None else round(one.reads.decoded(max(context - 1, 0)))
+        context if one.reads is None else round(one.reads.decoded(max(context - 1, 0), prompt))
         for one in (before, after)
     ]
     return (

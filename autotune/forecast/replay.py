@@ -15,6 +15,7 @@ from statistics import fmean
 
 from kvtune.autotune.forecast.evicting import EvictingScheduler
 from kvtune.autotune.forecast.offloading import OffloadingScheduler
+from kvtune.autotune.forecast.page_evicting import PageEvictingScheduler, lost_pages
 from kvtune.autotune.forecast.requests import SimulatedRequest
 from kvtune.autotune.forecast.sparse_reads import SparseReads
 from kvtune.autotune.forecast.step_cost import StepCost
@@ -22,6 +23,8 @@ from kvtune.autotune.forecast.windowed import WindowedScheduler
 from kvtune.engines.simulated import scheduler as engine
 from kvtune.engines.simulated.blocks import BlockPool
 from kvtune.errors import BadInput
+from kvtune.policies.method import History
+from kvtune.policies.page_budget import PageBudget
 from kvtune.policies.sink_window import SinkWindow
 from kvtune.profilers.load.arrivals import ClosedLoop, OpenLoop
 from kvtune.types import LoadRun, RequestRecord
@@ -56,8 +59,13 @@ class System:
 
     @property
     def sink_window(self) -> SinkWindow | None:
-        """What a sequence keeps; None where that is everything."""
+        """What of a sequence StreamingLLM keeps; None where that is everything."""
         return None if self.reads is None else self.reads.sink_window
+
+    @property
+    def page_budget(self) -> PageBudget | None:
+        """What of a prompt page eviction keeps; None where that is everything."""
+        return None if self.reads is None else self.reads.page_budget
 
     @property
     def capacity_tokens(self) -> int:
@@ -74,6 +82,13 @@ class System:
         if self.sink_window is None:
             return math.ceil(tokens / self.block_tokens)
         return self.sink_window.blocks_per_request(self.in_flight_tokens, tokens)
+
+    def blocks_at_end(self, request: History) -> int:
+        """The blocks that a request holds when its last token is decoded."""
+        if self.page_budget is None:
+            return self.blocks_of(math.ceil(request.tokens * self.kept_ratio))
+        lost = lost_pages(self.page_budget, request.at_once, request.tokens)
+        return self.blocks_of(request.tokens) - lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +151,8 @@ def _scheduler(pool: BlockPool, system: System) -> engine.Scheduler:
         return WindowedScheduler(
             pool, system.block_tokens, system.limits, system.sink_window, system.in_flight_tokens
         )
+    if system.page_budget is not None:
+        return PageEvictingScheduler(pool, system.block_tokens, system.limits, system.page_budget)
     return engine.Scheduler(pool, system.block_tokens, system.limits)
 
 

@@ -1,7 +1,7 @@
 """How many cached tokens a step reads under kvtune's plugin, as whole reads over all layers.
 
-The pages are those that the plugin reads: StreamingLLM's by `SinkWindow`, and Quest's latest page
-with the best others up to its budget.
+The pages are those that the plugin reads: StreamingLLM's by `SinkWindow`, page eviction's by
+`PageBudget`, and Quest's latest page with the best others up to its budget.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from kvtune.autotune.forecast.page_evicting import lost_pages
 from kvtune.policies.model_shape import ModelShape
+from kvtune.policies.page_budget import PageBudget
 from kvtune.policies.plugin_config import QuestConfig
 from kvtune.policies.settings import Settings
 from kvtune.policies.sink_window import SinkWindow
@@ -17,10 +19,10 @@ from kvtune.policies.sink_window import SinkWindow
 
 @dataclass(frozen=True, slots=True)
 class SparseReads:
-    """`quest` reads a part of what `sink_window` keeps, in all but a `dense_share` of the layers.
+    """`quest` reads a part of what is kept, in all but a `dense_share` of the layers.
 
-    Pages hold `block_tokens`; the first `protected_tokens` and the latest page are read in any
-    case, also beyond the budget.
+    Kept is what `sink_window` or `page_budget` says, or else everything. Pages hold `block_tokens`;
+    the first `protected_tokens` and the latest page are read in any case, also beyond the budget.
     """
 
     block_tokens: int
@@ -28,20 +30,28 @@ class SparseReads:
     quest: QuestConfig | None = None
     dense_share: float = 0.0
     protected_tokens: int = 0
+    page_budget: PageBudget | None = None
 
-    def kept(self, cached_tokens: int, more: int) -> int:
-        """Tokens that a step can read which adds `more` to a cache of so many, its own included."""
-        if self.sink_window is None:
-            return cached_tokens + more
-        first, end = self.sink_window.dropped_blocks(cached_tokens)
-        return cached_tokens + more - (end - first) * self.block_tokens
+    def kept(self, cached_tokens: int, more: int, prompt_tokens: int) -> int:
+        """Tokens that a step can read which adds `more` to a cache of so many, its own included.
 
-    def decoded(self, cached_tokens: int) -> float:
+        `prompt_tokens` are those of the request's prompt.
+        """
+        gone = 0
+        if self.sink_window is not None:
+            first, end = self.sink_window.dropped_blocks(cached_tokens)
+            gone = end - first
+        elif self.page_budget is not None:
+            gone = lost_pages(self.page_budget, prompt_tokens, cached_tokens)
+        return cached_tokens + more - gone * self.block_tokens
+
+    def decoded(self, cached_tokens: int, prompt_tokens: int) -> float:
         """Tokens that one decode step reads of a cache of so many and of its own token.
 
-        A page's least and greatest keys take as much as one token's key and value.
+        A page's least and greatest keys take as much as one token's key and value. `prompt_tokens`
+        are those of the request's prompt.
         """
-        kept = self.kept(cached_tokens, 1)
+        kept = self.kept(cached_tokens, 1, prompt_tokens)
         pages = -(-kept // self.block_tokens)
         budget = self._budget_pages(pages)
         if budget is None or pages <= budget:
@@ -65,11 +75,11 @@ class SparseReads:
 
 def sparse_reads(now: Settings, model: ModelShape | None) -> SparseReads | None:
     """What is read under these settings; None where all of it is."""
-    if not now.plugin.is_asked:
-        return None
     quest = now.plugin.quest
+    if quest is None and now.sink_window is None and now.page_budget is None:
+        return None
     dense = 0.0
     if quest is not None and model is not None:
         dense = min(quest.dense_layers / model.layers, 1.0)
     protected = now.plugin.protect.prefix_tokens
-    return SparseReads(now.block_tokens, now.sink_window, quest, dense, protected)
+    return SparseReads(now.block_tokens, now.sink_window, quest, dense, protected, now.page_budget)

@@ -15,7 +15,7 @@ class StepCost:
     `per_sequence_s` is for each sequence that decodes one token, `per_kv_token_s` for each token in
     the cache of each sequence of the step, `per_prefill_token_s` for each prompt token computed; a
     token computed again after a preemption counts as one. A sequence that decodes reads a cached
-    token in `read_ratio` of that time.
+    token in `read_ratio` of that time, and one that computes a prompt in `prompt_read_ratio`.
     """
 
     fixed_s: float
@@ -23,6 +23,7 @@ class StepCost:
     per_kv_token_s: float = 0.0
     per_prefill_token_s: float = 0.0
     read_ratio: float = 1.0
+    prompt_read_ratio: float = 1.0
 
     def duration_s(
         self, step: Step, reads: SparseReads | None = None, saved_ratio: float = 1.0
@@ -42,14 +43,19 @@ class StepCost:
                 decoding += 1
                 read += cached + tokens
                 if reads is not None:
-                    read -= saved_ratio * (cached + tokens - reads.decoded(cached))
+                    left = reads.decoded(cached, sequence.prompt_tokens)
+                    read -= saved_ratio * (cached + tokens - left)
             else:
                 prefill += tokens
-                resident += cached + tokens if reads is None else reads.kept(cached, tokens)
+                resident += (
+                    cached + tokens
+                    if reads is None
+                    else reads.kept(cached, tokens, sequence.prompt_tokens)
+                )
         return (
             self.fixed_s
             + decoding * self.per_sequence_s
-            + (read * self.read_ratio + resident) * self.per_kv_token_s
+            + (read * self.read_ratio + resident * self.prompt_read_ratio) * self.per_kv_token_s
             + prefill * self.per_prefill_token_s
         )
 

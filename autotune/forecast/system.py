@@ -27,10 +27,20 @@ from kvtune.policies.kv_dtype import FP8
 from kvtune.policies.kv_memory import SHARE, SIZED_BY, STOCK_SHARE_RATIO
 from kvtune.policies.method import LayerShape
 from kvtune.policies.method_stack import parse_stack
-from kvtune.policies.plugin_arguments import OPTION, QUEST_TOKENS, WINDOW_TOKENS, asked_by
-from kvtune.policies.plugin_config import SECTION, plugin_config
+from kvtune.policies.plugin_arguments import (
+    EVICTION_SHARE,
+    HOST_BYTES,
+    OPTION,
+    QUEST_TOKENS,
+    STORE_FORMAT,
+    WINDOW_TOKENS,
+    asked_by,
+    kv_format,
+)
+from kvtune.policies.plugin_config import SECTION, PluginConfig, plugin_config
 from kvtune.policies.settings import read_count, settings_of
 from kvtune.policies.stack import RULES
+from kvtune.policies.store_bytes import cell_bytes
 
 MODELLED = frozenset(
     {
@@ -41,7 +51,10 @@ MODELLED = frozenset(
         SKIP,
         "kv-cache-memory-bytes",
         "kv-offloading-size",
+        EVICTION_SHARE,
+        HOST_BYTES,
         QUEST_TOKENS,
+        STORE_FORMAT,
         WINDOW_TOKENS,
         "long-prefill-token-threshold",
         "max-num-active-seqs",
@@ -56,8 +69,16 @@ MODELLED = frozenset(
 """The arguments whose effect the simulation knows; the time to hash a block counts as none. What a
 share of memory does is known on a GPU only."""
 
-PLUGIN_PARTS = frozenset({"schema_version", "quest", "streaming_llm", "store", "protect"})
-"""What the simulation knows of kvtune's plugin. The pool of a store is the one that is measured."""
+PLUGIN_PARTS = frozenset(
+    {
+        *("schema_version", "protect", "quest", "streaming_llm"),
+        *("page_eviction", "store", "tiers"),
+    }
+)
+"""What the simulation knows of kvtune's plugin, but for what `_of_plugin` leaves out."""
+
+ONCE = frozenset({"chunkkv", "snapkv"})
+"""Methods of page eviction by which pages leave once, when a prompt is computed."""
 
 FORMATS: Mapping[str, str] = {
     "fp8": "vllm-fp8",
@@ -113,7 +134,7 @@ def system_of(arguments: Mapping[str, JsonValue], ctx: Context) -> System | None
     if pool is None:
         return None
     watermark = arguments.get("watermark")
-    tier, block_bytes = arguments.get("kv-offloading-size"), _block_bytes(pool, arguments, ctx)
+    tier_bytes, block_bytes = _tier_bytes(arguments), _block_bytes(pool, arguments, ctx)
     return System(
         blocks=pool.blocks,
         block_tokens=pool.block_tokens,
@@ -126,13 +147,19 @@ def system_of(arguments: Mapping[str, JsonValue], ctx: Context) -> System | None
             watermark_ratio=float(watermark) if isinstance(watermark, int | float) else 0.0,
             prefix_caching=now.prefix_caching,
         ),
-        tier_blocks=int(tier * (1 << 30) / block_bytes)
-        if isinstance(tier, int | float) and block_bytes
-        else 0,
+        tier_blocks=int(tier_bytes / block_bytes) if block_bytes else 0,
         reads=sparse_reads(now, ctx.model),
         longest_tokens=now.max_model_len_tokens,
         in_flight_tokens=now.in_flight_tokens,
     )
+
+
+def _tier_bytes(arguments: Mapping[str, JsonValue]) -> float:
+    """Bytes of host memory behind the pool: vLLM's own offload, or the plugin's tiers."""
+    tiers, offload = asked_by(arguments).tiers, arguments.get("kv-offloading-size")
+    if tiers is not None:
+        return tiers.host_bytes
+    return offload * (1 << 30) if isinstance(offload, int | float) else 0
 
 
 def token_bytes(ctx: Context) -> float | None:
@@ -218,8 +245,8 @@ def not_modelled(arguments: Mapping[str, JsonValue], ctx: Context) -> str:
     if unknown := sorted(set(arguments) - modelled):
         return f"{', '.join(unknown)} is not part of the simulation"
     together = {**ctx.base_arguments, **arguments}
-    if more := asked_by(together).model_fields_set - PLUGIN_PARTS:
-        return f"{', '.join(sorted(more))} of kvtune's plugin is not part of the simulation"
+    if more := _of_plugin(asked_by(together)):
+        return f"{more} of kvtune's plugin is not part of the simulation"
     if _smaller(together, ctx) is None:
         return _not_accounted(together, ctx)
     if _has_other_share(together, ctx):
@@ -230,10 +257,24 @@ def not_modelled(arguments: Mapping[str, JsonValue], ctx: Context) -> str:
     return ""
 
 
+def _of_plugin(asked: PluginConfig) -> str:
+    """What is asked of the plugin that the simulation does not know; empty: all is known."""
+    if more := asked.model_fields_set - PLUGIN_PARTS:
+        return ", ".join(sorted(more))
+    if asked.page_eviction is not None and asked.page_eviction.method not in ONCE:
+        return f"page_eviction by {asked.page_eviction.method}"
+    if asked.tiers is None:
+        return ""
+    if asked.tiers.disk_bytes:
+        return "tiers.disk_bytes"
+    return "tiers beside streaming_llm" if asked.streaming_llm is not None else ""
+
+
 def _not_accounted(arguments: Mapping[str, JsonValue], ctx: Context) -> str:
-    dtypes = (str(one.get("kv-cache-dtype", "auto")) for one in (ctx.base_arguments, arguments))
+    dtypes = (kv_format(one) for one in (ctx.base_arguments, arguments))
     dtype = next(dtype for dtype in dtypes if dtype not in DTYPE_BYTES and dtype != "auto")
-    fix = f": {NAME_CHECKPOINT}" if method_of(dtype) is not None and ctx.model is None else ""
+    is_known = dtype.startswith("store") or method_of(dtype) is not None
+    fix = f": {NAME_CHECKPOINT}" if is_known and ctx.model is None else ""
     return f"what a token takes in {dtype} is not known{fix}"
 
 
@@ -266,7 +307,8 @@ def _pool(arguments: Mapping[str, JsonValue], ctx: Context) -> Pool | None:
 def _smaller(arguments: Mapping[str, JsonValue], ctx: Context) -> float | None:
     """How many tokens take what one takes on the baseline; None where nothing says it."""
     base = ctx.base_arguments
-    if all(arguments.get(name) == base.get(name) for name in ("kv-cache-dtype", "dtype", SKIP)):
+    is_same = kv_format(arguments) == kv_format(base)
+    if is_same and all(arguments.get(name) == base.get(name) for name in ("dtype", SKIP)):
         return 1.0
     before, after = _element_bytes(base, ctx), _element_bytes(arguments, ctx)
     return None if before is None or after is None else before / after
@@ -288,6 +330,9 @@ def _layer_bytes(arguments: Mapping[str, JsonValue], ctx: Context) -> tuple[floa
     cached = str(arguments.get("kv-cache-dtype", "auto"))
     served = str(arguments.get("dtype", "auto"))
     own = DTYPE_BYTES.get(served, ctx.model.dtype_bytes if ctx.model else 2)
+    if (store := asked_by(arguments).store) is not None:
+        head_dim = ctx.model.head_dim if ctx.model else 0
+        return cell_bytes(store, head_dim) / (2 * head_dim) if head_dim else None, own
     if cached == "auto" or cached in DTYPE_BYTES:
         return DTYPE_BYTES.get(cached, own), own
     stack, model = method_of(cached), ctx.model

@@ -23,6 +23,7 @@ from kvtune.autotune.forecast.predict import make_forecaster
 from kvtune.autotune.forecast.replay import System, simulate
 from kvtune.autotune.forecast.step_cost import StepCost
 from kvtune.engines.simulated.scheduler import Limits
+from kvtune.policies.plugin_arguments import QUEST_TOKENS, STORE_FORMAT, WINDOW_TOKENS
 from kvtune.profilers.load.arrivals import ClosedLoop
 from kvtune.profilers.measure import LoadPlan
 from kvtune.types import EffectiveConfig, Forecast, Goal, Interval, Request
@@ -168,6 +169,10 @@ class _History:
                     {"kv-cache-dtype": "fp8"},
                     {"block-size": 32},
                     {"kv-cache-dtype": "fp8", "kv-cache-dtype-skip-layers": ["0", "29"]},
+                    {STORE_FORMAT: "int8"},
+                    {QUEST_TOKENS: 64},
+                    {"kv-cache-dtype": "fp8", WINDOW_TOKENS: 64},
+                    {"additional-config.kvtune.of_another_version": 1},
                 )
             )
         ]
@@ -195,12 +200,20 @@ def test_studies_of_the_device_tell_reads_and_errors(records_of, model_of):
     # The machine became a tenth slower after the baseline.
     later = TRUE.slower(1.1)
     mixed = records_of(replace(later, read_ratio=1.9))
-    runs = records_of(TRUE), records_of(replace(later, read_ratio=1.3)), records_of(later), mixed
+    runs = (
+        *(records_of(TRUE), records_of(replace(later, read_ratio=1.3)), records_of(later), mixed),
+        records_of(replace(later, read_ratio=2.5)),
+        # What these read less says nothing of what a token costs.
+        *(records_of(replace(later, read_ratio=0.2)) for _ in range(3)),
+    )
     engine = context().engine
     history = _History(runs, model_of(TRUE), CPU, engine)
     found = experience_of(history, CPU, engine)
     assert found.reads["fp8"].ratios[1] == pytest.approx(1.3, rel=0.06)
     assert found.reads["fp8"].trials == 1
+    # The slower machine adds to the rest of a step too, which draws ratios a little together.
+    assert found.reads["store int8"].ratios[1] == pytest.approx(2.5, rel=0.08)
+    assert set(found.reads) == {"fp8", "store int8"}
     assert found.errors[GOODPUT] == pytest.approx(0.1)
     assert found.copy_bytes_per_s == 7e9
     elsewhere = experience_of(history, GPU, engine)

@@ -10,15 +10,24 @@ from contracts.policy_samples import WITH_PLUGIN
 from contracts.store_values import a_study
 
 from kvtune.autotune.forecast.counted import start_problem
+from kvtune.autotune.forecast.experience import Experience, MeasuredRead
 from kvtune.autotune.forecast.foresight import foresight_of
 from kvtune.autotune.forecast.levers import lever_of
+from kvtune.autotune.forecast.loading import LOADED_ON_CPU
 from kvtune.autotune.forecast.predict import make_forecaster
+from kvtune.autotune.forecast.read_times import STORES_ON_CPU
 from kvtune.autotune.forecast.replay import simulate
 from kvtune.autotune.forecast.sparse_reads import SparseReads
 from kvtune.autotune.forecast.step_cost import StepCost
 from kvtune.autotune.forecast.system import as_reported, system_of
-from kvtune.policies.plugin_arguments import QUEST_TOKENS, WINDOW_TOKENS
-from kvtune.policies.plugin_config import QuestConfig
+from kvtune.policies.plugin_arguments import (
+    EVICTION_SHARE,
+    HOST_BYTES,
+    QUEST_TOKENS,
+    STORE_FORMAT,
+    WINDOW_TOKENS,
+)
+from kvtune.policies.plugin_config import PageEvictionConfig, PluginConfig, QuestConfig
 from kvtune.policies.sink_window import SinkWindow
 from kvtune.profilers.load.arrivals import ClosedLoop
 from kvtune.profilers.measure import LoadPlan
@@ -140,11 +149,13 @@ def test_levers_of_the_plugin_take_the_place_of_what_no_engine_serves():
     names = set(found_on(beside_the_plugin()))
     # Half and a quarter of the mean sequence of 800 tokens.
     assert {"quest 400", "quest 200", "streaming-llm 400", "streaming-llm 200"} <= names
-    assert not any(name.startswith(("quest:", "streaming-llm:")) for name in names)
-    assert any(name.startswith("snapkv:") for name in names)
+    assert {"page-eviction 0.5", "page-eviction 0.25", "host tier"} <= names
+    assert {f"store {name}" for name in ("int8", "int4", "turboquant", "kivi")} <= names
+    assert not any(":" in name for name in names)
     without = set(found_on(context(CPU)))
     assert "quest 400" not in without
     assert any(name.startswith("quest:") for name in without)
+    assert "kv offload" in without
 
 
 def test_methods_are_not_forecast_on_a_server_that_drops_or_skips_already():
@@ -196,14 +207,121 @@ def test_a_server_that_nobody_here_started_is_simulated_with_what_its_plugin_say
     assert as_reported(unheard_of).base_arguments == {}
 
 
-def test_what_the_simulation_does_not_know_of_the_plugin_is_not_forecast():
-    evicting = {"additional-config": {"kvtune": {"page_eviction": {"share": 0.5}}}}
-    ctx = as_reported(replace(beside_the_plugin(), base_arguments=evicting))
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        (
+            {"tiers": {"host_bytes": 1, "disk_bytes": 1, "disk_path": "/x"}},
+            "tiers.disk_bytes of kvtune's plugin",
+        ),
+        (
+            {"tiers": {"host_bytes": 1}, "streaming_llm": {"window_tokens": 64}},
+            "tiers beside streaming_llm of kvtune's plugin",
+        ),
+    ],
+)
+def test_what_the_simulation_does_not_know_of_the_plugin_is_not_forecast(asked, what):
+    base = {"additional-config": {"kvtune": asked}}
+    ctx = as_reported(replace(beside_the_plugin(), base_arguments=base))
     lever = lever_of({"max-num-seqs": 4}, ctx, name="x", says="does x")
-    assert lever.problem == "page_eviction of kvtune's plugin is not part of the simulation"
+    assert lever.problem == f"{what} is not part of the simulation"
+
+
+@pytest.mark.parametrize(
+    # 256 bytes of a key and value of 64 channels in 16 bits.
+    ("name", "cell_bytes"),
+    [("int8", 136), ("int4", 72), ("turboquant", 68), ("kivi", 80)],
+)
+def test_a_store_makes_room_by_its_bytes_and_steps_longer_by_its_reads(
+    forecaster_of, name, cell_bytes
+):
+    forecaster = forecaster_of(blocks=90)
+    found = forecast(forecaster, {STORE_FORMAT: name})
+    pool_bytes = 90 * 16 * 23_040 + 77
+    blocks = pool_bytes // (16 * 90 * cell_bytes)
+    assert found["capacity_tokens"].predicted == blocks * 16
+    expected = STORES_ON_CPU[f"store {name}"][1]
+    slow = replace(TRUE, read_ratio=expected, prompt_read_ratio=expected)
+    larger = replace(forecaster.baseline.system, blocks=blocks)
+    requests = forecaster.baseline.requests
+    run = simulate(requests, PLAN.arrivals, larger, slow).run
+    before = truth(forecaster, forecaster.baseline.system)
+    for metric in ("itl_p50_s", "goodput_requests_per_s"):
+        ratio = found[metric].ratio
+        assert ratio.low <= measure(run, Goal())[metric] / before[metric] <= ratio.high
+    assert found["itl_p50_s"].ratio.estimate > 1
+    assert "no trial here measured it" in found["itl_p50_s"].reason
+
+
+def test_a_store_is_worth_nothing_where_there_is_room_for_all(forecaster_of):
+    found = forecast(forecaster_of(), {STORE_FORMAT: "int8"})
+    assert found["goodput_requests_per_s"].ratio.estimate < 1
+
+
+def test_what_trials_measured_of_a_store_takes_the_place_of_the_guess():
+    reads = {"store int8": MeasuredRead((1.0, 1.1, 1.2), 2)}
+    lever = lever_of(
+        {STORE_FORMAT: "int8"},
+        as_reported(beside_the_plugin()),
+        name="x",
+        says="",
+        experience=Experience(reads=reads),
+    )
+    assert lever.read_ratio == (1.0, 1.1, 1.2)
+    assert lever.read_source == "as 2 trials here found"
+
+
+def test_a_server_with_a_store_has_the_pool_that_was_measured():
     stored = {"additional-config": {"kvtune": {"store": {"format": "int8"}}}}
     ctx = as_reported(replace(beside_the_plugin(), base_arguments=stored))
     lever = lever_of({"block-size": 32}, ctx, name="x", says="does x")
-    assert lever.problem == ""
+    assert (lever.problem, lever.read_ratio) == ("", (1.0, 1.0, 1.0))
     # In proportion to what was measured: 600 blocks of 16 tokens.
     assert system_of({**ctx.base_arguments, **lever.arguments}, ctx).blocks == 300
+    assert "fp8" not in found_on(ctx), "it does not go beside a store"
+
+
+def test_page_eviction_lets_more_requests_decode_in_the_same_pool(forecaster_of):
+    forecaster = forecaster_of(blocks=90)
+    found = forecast(forecaster, {EVICTION_SHARE: 0.25})
+    assert found["capacity_tokens"].ratio.estimate == 1.0
+    mean = forecaster.mean
+    # Sinks and the last 32 tokens stay, which are two or three pages of 16.
+    pages = -(-mean.at_once // 16)
+    last = pages - max(mean.at_once - 32, 0) // 16
+    kept = max(-(-pages // 4), 1 + last)
+    assert kept < pages
+    assert found["sequences"].predicted == 89 // (-(-mean.tokens // 16) - pages + kept)
+    assert found["sequences"].ratio.estimate > 1.2
+    assert found["goodput_requests_per_s"].ratio.estimate > 1.05
+    asked = PluginConfig(page_eviction=PageEvictionConfig(share=0.25))
+    budget = asked.page_budget(16)
+    system = replace(forecaster.baseline.system, reads=SparseReads(16, page_budget=budget))
+    before = truth(forecaster, forecaster.baseline.system)["goodput_requests_per_s"]
+    after = truth(forecaster, system)["goodput_requests_per_s"]
+    ratio = found["goodput_requests_per_s"].ratio
+    assert ratio.low <= after / before <= ratio.high
+    assert "tokens of a mean context are read, not " in found["itl_p50_s"].reason
+
+
+def test_a_host_tier_holds_as_many_blocks_as_it_has_bytes_for():
+    ctx = as_reported(beside_the_plugin(blocks=90))
+    lever = found_on(ctx)["host tier"]
+    pool_bytes = 90 * 16 * 23_040 + 77
+    assert lever.arguments == {HOST_BYTES: 4 * pool_bytes}
+    assert lever.problem == ""
+    assert lever.load_bytes_per_s == LOADED_ON_CPU
+    system = system_of({**ctx.base_arguments, **lever.arguments}, ctx)
+    assert (system.blocks, system.tier_blocks) == (90, 360)
+
+
+def test_what_a_host_tier_gives_back_is_said_to_be_assumed(forecaster_of):
+    found = forecast(forecaster_of(blocks=90), {HOST_BYTES: 1 << 30})
+    assert found["capacity_tokens"].ratio.estimate == 1.0
+    assert "what it gives back is assumed to come at" in found["ttft_p50_s"].reason
+
+
+def test_vllms_own_offload_does_not_run_where_a_cpu_computes():
+    ctx = as_reported(beside_the_plugin())
+    lever = lever_of({"kv-offloading-size": 1}, ctx, name="x", says="")
+    assert "vLLM has no KV offload where a CPU computes" in lever.problem
