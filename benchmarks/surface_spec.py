@@ -136,9 +136,9 @@ def _capacity() -> SurfaceSpec:
 def _bandwidth() -> SurfaceSpec:
     return SurfaceSpec(
         name="bandwidth",
-        built="24 at a time over a context of 2,560 tokens, all of which fit",
+        built="24 at a time over a context of 3,072 tokens, all of which fit",
         bound_by=(Bottleneck.KV_BANDWIDTH,),
-        goal="max goodput where p95 itl <= 120ms",
+        goal="max goodput where p95 itl <= 130ms",
         base_arguments=_base(
             kv_cache_memory_bytes=88 * MIB, max_model_len=4096, scheduler_reserve_full_isl=True
         ),
@@ -149,11 +149,11 @@ def _bandwidth() -> SurfaceSpec:
             Axis("long-prefill-token-threshold", (0, 256), 0),
         ),
         load=SyntheticSpec(
-            requests=36,
-            input_tokens="32",
-            output_tokens="uniform:24-40",
+            requests=30,
+            input_tokens="8",
+            output_tokens="uniform:40-56",
             shared_prefixes=1,
-            prefix_tokens=2560,
+            prefix_tokens=3072,
         ),
         concurrency=24,
         warmup_requests=2,
