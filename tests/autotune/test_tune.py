@@ -3,7 +3,15 @@
 import json
 
 import pytest
-from contracts.landscape import GOAL, ONLY_BLOCK_SIZE, RIGHT, WRONG, failed, workload
+from contracts.landscape import (
+    FEW_POINTS,
+    GOAL,
+    ONLY_BLOCK_SIZE,
+    RIGHT,
+    WRONG,
+    failed,
+    workload,
+)
 
 from kvtune.autotune.ladder import UNLIKELY_TRIALS
 from kvtune.autotune.limits import Budget, Sampler
@@ -40,7 +48,8 @@ def test_the_best_settings_win_and_the_decision_is_kept(tuning_on, landscape, st
 def test_the_trial_budget_counts_the_defaults_and_not_the_confirmation(
     trials, tuning_on, landscape
 ):
-    tuning_on(budget=Budget(trials=trials, finalists=2, confirm_rounds=2)).run()
+    budget = Budget(trials=trials, finalists=2, confirm_rounds=2)
+    tuning_on(base=FEW_POINTS, budget=budget).run()
     assert len(landscape.points) == trials
     assert len(landscape.confirmed) == {1: 0, 4: 6, 9: 6}[trials], "alone they are not confirmed"
 
@@ -48,7 +57,7 @@ def test_the_trial_budget_counts_the_defaults_and_not_the_confirmation(
 @pytest.mark.parametrize("trial_s", [2, 3, 7, 19, 21, 30, 99])
 def test_the_time_budget_is_kept_whatever_a_trial_takes(trial_s, tuning_on, landscape):
     landscape.trial_s = trial_s
-    decision = tuning_on(budget=Budget(trials=500, time_s=40.0)).run()
+    decision = tuning_on(base=FEW_POINTS, budget=Budget(trials=500, time_s=40.0)).run()
     assert landscape.now_s <= max(40, trial_s), "the defaults alone may take longer"
     assert decision.recommended == 0
 
@@ -132,9 +141,8 @@ def test_a_trial_that_fails_is_kept_with_its_reason_and_never_wins(tuning_on, la
 def test_of_settings_that_tie_the_simplest_is_recommended(tuning_on, landscape, store):
     """Watermarks change nothing here, so block-size alone must win."""
     landscape.goodput = by_block_size
-    base = {name: value for name, value in ONLY_BLOCK_SIZE.items() if name != "watermark"}
     tuning = tuning_on(
-        base=base,
+        base=FEW_POINTS,
         max_harm=Harm.LOSSLESS,
         budget=Budget(trials=30, finalists=5, confirm_rounds=2),
         sampler=Sampler.TPE,
@@ -295,7 +303,7 @@ def harmful(landscape):
 
 def test_lossless_settings_that_meet_the_goal_leave_fp8_alone(tuning_on, landscape):
     landscape.goodput = lambda arguments: 9.0 if "kv-cache-dtype" in arguments else 1.0
-    tuning_on(budget=Budget(trials=12, confirm_rounds=2)).run()
+    tuning_on(base=FEW_POINTS, budget=Budget(trials=12, confirm_rounds=2)).run()
     assert harmful(landscape) == []
 
 
@@ -331,7 +339,8 @@ def test_fp8_is_never_tried_when_the_search_is_lossless(tuning_on, landscape):
 def test_harm_can_be_explored_from_the_start_and_the_canary_is_asked_of_it_and_the_defaults(
     tuning_on, landscape
 ):
-    tuning_on(explore_lossy=True, budget=Budget(trials=12, confirm_rounds=2)).run()
+    budget = Budget(trials=12, confirm_rounds=2)
+    tuning_on(base=FEW_POINTS, explore_lossy=True, budget=budget).run()
     assert harmful(landscape)
     for one in landscape.asked:
         is_point = one.trial.parent is None

@@ -1,7 +1,7 @@
 """Going on: interrupts keep what was measured, and nothing that is known is measured again."""
 
 import pytest
-from contracts.landscape import failed, run_of
+from contracts.landscape import FEW_POINTS, failed, run_of
 
 from kvtune.autotune.tune import Budget
 from kvtune.errors import BadInput
@@ -20,7 +20,9 @@ def settings_help(arguments):
 @pytest.fixture
 def search(tuning_on, landscape):
     landscape.goodput = settings_help
-    return lambda budget=BUDGET, **rules: tuning_on(budget=budget, max_harm=Harm.LOSSLESS, **rules)
+    return lambda budget=BUDGET, base=FEW_POINTS, **rules: tuning_on(
+        budget=budget, base=base, max_harm=Harm.LOSSLESS, **rules
+    )
 
 
 def arguments_of(landscape):
@@ -133,9 +135,8 @@ def test_what_another_study_measured_is_not_measured_again(search, landscape, st
     other = search(name="other")
     other.run()
     assert store.trial("other", 0).attempts[0].status == "reused"
-    assert [one for one in landscape.asked if one.arguments == {}][1:] == [
-        one for one in landscape.asked if one.arguments == {} and one.trial.parent == 0
-    ]
+    stock = [one for one in landscape.asked if one.arguments == FEW_POINTS]
+    assert stock[1:] == [one for one in stock if one.trial.parent == 0]
 
 
 def test_remeasure_measures_what_another_study_knows(search, landscape, store):
@@ -151,7 +152,7 @@ def test_the_defaults_of_a_study_are_asked_the_canary_although_another_knows_the
 ):
     """There the point was a lossless trial, which nobody asks the canary."""
     search(budget=Budget(trials=8, finalists=1, confirm_rounds=2)).run()
-    known = next(arguments for arguments in landscape.points if arguments)
+    known = next(arguments for arguments in landscape.points if arguments != FEW_POINTS)
     before = len(landscape.asked)
     search(budget=Budget(trials=1, confirm_rounds=2), base=known).run()
     first = landscape.asked[before]

@@ -36,6 +36,9 @@ ONLY_BLOCK_SIZE = {
 }
 """Base arguments that leave four lossless points, the block sizes, and three KV formats each."""
 
+FEW_POINTS = {name: value for name, value in ONLY_BLOCK_SIZE.items() if name != "watermark"}
+"""Those that leave twenty: four block sizes with five watermarks, and three KV formats each."""
+
 RIGHT = ("the number 7194", "the code is 5823", "train number 3461")
 WRONG = ("rursrs", "rursrs", "rursrs")
 
