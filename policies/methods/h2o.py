@@ -8,7 +8,16 @@ from pydantic import Field
 
 from kvtune.lazy import lazy_import
 from kvtune.policies.eviction import Evictor, EvictorContext, Seen, choose_tokens
-from kvtune.policies.method import Axis, History, LayerShape, Paper, Saves, TokenMethod
+from kvtune.policies.method import (
+    REFERENCE,
+    Axis,
+    History,
+    LayerShape,
+    Paper,
+    Saves,
+    Serving,
+    TokenMethod,
+)
 from kvtune.types import Harm
 
 if TYPE_CHECKING:
@@ -47,6 +56,14 @@ class H2O(TokenMethod):
     harm = Harm.LOSSY
     saves = (Saves.CAPACITY, Saves.BANDWIDTH)
     acts = "both"
+    serving = (
+        REFERENCE,
+        Serving(
+            "kvtune-plugin",
+            "vLLM 0.32, --additional-config.kvtune.page_eviction.method h2o",
+            platforms=("cpu",),
+        ),
+    )
     paper = Paper(
         "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",
         "2306.14048",

@@ -63,7 +63,7 @@ class SnapKV(TokenMethod):
         REFERENCE,
         Serving(
             "kvtune-plugin",
-            "vLLM 0.32, --additional-config.kvtune.page_eviction",
+            "vLLM 0.32, --additional-config.kvtune.page_eviction.method snapkv",
             platforms=("cpu",),
         ),
     )

@@ -218,6 +218,10 @@ def test_a_server_that_nobody_here_started_is_simulated_with_what_its_plugin_say
             {"tiers": {"host_bytes": 1}, "streaming_llm": {"window_tokens": 64}},
             "tiers beside streaming_llm of kvtune's plugin",
         ),
+        (
+            {"page_eviction": {"share": 0.5, "method": "h2o"}},
+            "page_eviction by h2o of kvtune's plugin",
+        ),
     ],
 )
 def test_what_the_simulation_does_not_know_of_the_plugin_is_not_forecast(asked, what):
