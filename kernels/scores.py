@@ -39,8 +39,10 @@ def attention_logits(
     Raises:
         ValueError: Hq is no multiple of Hk.
     """
-    keys = _widened(k)[..., None, :, :]
-    logits = _widened(_grouped(q, k)) @ keys.transpose(-1, -2) * scale
+    grouped = _widened(_grouped(q, k))
+    # The heads of a group ask as if they were one head's queries, so that keys are not copied.
+    logits = grouped.flatten(-3, -2) @ _widened(k).transpose(-1, -2) * scale
+    logits = logits.unflatten(-2, grouped.shape[-3:-1])
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
     return logits if mask is None else logits.masked_fill(~mask, float("-inf"))
