@@ -108,7 +108,7 @@ def _base(**more: JsonValue) -> dict[str, JsonValue]:
 def _capacity() -> SurfaceSpec:
     return SurfaceSpec(
         name="capacity",
-        built="12 at a time over two prefixes of 608 tokens, in a pool of 2,218 tokens",
+        built="20 at a time over two prefixes of 608 tokens, in a pool of 2,218 tokens",
         bound_by=(Bottleneck.KV_CAPACITY,),
         goal="max goodput where p95 ttft <= 3s and p95 itl <= 250ms",
         base_arguments=_base(
@@ -122,13 +122,13 @@ def _capacity() -> SurfaceSpec:
             Axis("scheduler-reserve-full-isl", (True, False), True),
         ),
         load=SyntheticSpec(
-            requests=40,
+            requests=48,
             input_tokens="uniform:16-32",
             output_tokens="uniform:16-32",
             shared_prefixes=2,
             prefix_tokens=608,
         ),
-        concurrency=12,
+        concurrency=20,
         warmup_requests=4,
     )
 
