@@ -101,7 +101,7 @@ def _plugin(info: EngineInfo) -> Check:
 
     if (problem := plugin_problem(info)) is not None:
         found, fix = problem
-        return Check("plugin", None, f"{found} (Quest, StreamingLLM and live changes need it)", fix)
+        return Check("plugin", None, f"{found} (its own policies and live changes need it)", fix)
     return Check("plugin", True, f"kvtune {info.plugin}, which vLLM's servers load")
 
 
