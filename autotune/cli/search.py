@@ -73,9 +73,9 @@ def search(
     """Search for the configuration with the best goodput that meets the goal.
 
     Stock defaults are trial 0. Lossless levers come first; 8-bit KV is tried when they miss the
-    goal, and recommended only if its answers pass the quality suites beside the stock ones. The best
-    trials and the defaults are measured again, interleaved, on held-out requests. Ctrl-C ends with
-    the best so far; the same command goes on where it stopped.
+    goal, and recommended only if its answers pass the quality suites beside the stock ones. The
+    best trials and the defaults are measured again, interleaved, on held-out requests. Ctrl-C ends
+    with the best so far; the same command goes on where it stopped.
     """
     import os
 
