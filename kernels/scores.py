@@ -42,7 +42,7 @@ def attention_logits(
     grouped = _widened(_grouped(q, k))
     # The heads of a group ask as if they were one head's queries, so that keys are not copied.
     logits = grouped.flatten(-3, -2) @ _widened(k).transpose(-1, -2) * scale
-    logits = logits.unflatten(-2, grouped.shape[-3:-1])
+    logits = logits.reshape(*grouped.shape[:-1], k.shape[-2])
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
     return logits if mask is None else logits.masked_fill(~mask, float("-inf"))
