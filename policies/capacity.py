@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
+from kvtune.errors import BadInput
 from kvtune.policies.base import Context
 from kvtune.policies.model_shape import ModelShape
-from kvtune.policies.plugin_arguments import asked_by
+from kvtune.policies.plugin_arguments import OPTION, asked_by
+from kvtune.policies.plugin_config import SECTION
 from kvtune.policies.settings import base_settings, read_count, settings_of
 from kvtune.policies.store_bytes import cell_bytes
 from kvtune.types import EffectiveConfig
@@ -93,13 +95,22 @@ def skipped_layers(arguments: Mapping[str, JsonValue], shape: ModelShape) -> int
 def effective_kv_bytes(
     shape: ModelShape, arguments: Mapping[str, JsonValue], effective: EffectiveConfig | None
 ) -> int | None:
-    """Return the same for a running server, whose number formats are those that it reports."""
-    reported = {
-        "kv-cache-dtype": effective.kv_cache_dtype if effective else None,
-        "dtype": effective.model_dtype if effective else None,
+    """Return the same for a running server, whose number formats are those that it reports.
+
+    None too where its plugin reports what this version does not know.
+    """
+    if effective is None:
+        return kv_bytes_on_device(shape, arguments)
+    reported: dict[str, JsonValue] = {
+        "kv-cache-dtype": effective.kv_cache_dtype,
+        "dtype": effective.model_dtype,
+        OPTION: None if effective.plugin is None else {SECTION: effective.plugin},
     }
     known = {name: value for name, value in reported.items() if value is not None}
-    return kv_bytes_on_device(shape, {**arguments, **known})
+    try:
+        return kv_bytes_on_device(shape, {**arguments, **known})
+    except BadInput:
+        return None
 
 
 def reported_kv_bytes(

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from kvtune.errors import BadInput
 from kvtune.policies.page_budget import PageBudget
@@ -73,6 +81,14 @@ class StoreConfig(_Part):
         if self.format.startswith("int") and self.model_fields_set & {"bits_key", "bits_value"}:
             raise ValueError(f"{self.format} says how many bits: leave bits_key and bits_value out")
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_it_may_be_asked_for(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A server tells what it was asked, and whoever attaches to it reads that as a request.
+        told: dict[str, Any] = dump(self)
+        if not self.format.startswith("int"):
+            return told
+        return {name: value for name, value in told.items() if not name.startswith("bits_")}
 
     @property
     def is_grouped(self) -> bool:

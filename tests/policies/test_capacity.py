@@ -16,6 +16,7 @@ from kvtune.policies.capacity import (
     shortfall,
 )
 from kvtune.policies.plugin_arguments import STORE_FORMAT, WINDOW_TOKENS
+from kvtune.policies.plugin_config import PluginConfig, StoreConfig
 from kvtune.types import EffectiveConfig
 
 FP8_OF_256M = {"kv-cache-memory-bytes": "256M", "kv-cache-dtype": "fp8"}
@@ -194,6 +195,17 @@ def test_a_store_of_the_plugin_has_pages_of_its_own_size(name, cell_bytes, dtype
     assert pool_of(stored, on_cpu()) == Pool((256 << 20) // (32 * 90 * cell_bytes), 32)
     told = EffectiveConfig(kv_cache_dtype="auto", model_dtype=dtype)
     assert effective_kv_bytes(SMOLLM2, stored, told) == 90 * cell_bytes
+
+
+def test_a_server_that_nobody_here_started_tells_what_its_store_takes():
+    stored = PluginConfig(store=StoreConfig(format="int8")).model_dump(mode="json")
+    told = EffectiveConfig(kv_cache_dtype="auto", model_dtype="float32", plugin=stored)
+    assert effective_kv_bytes(SMOLLM2, {}, told) == 90 * 136
+    nothing = PluginConfig().model_dump(mode="json")
+    plain = told.model_copy(update={"plugin": nothing})
+    assert effective_kv_bytes(SMOLLM2, {}, plain) == 90 * 512
+    newer = told.model_copy(update={"plugin": {"store": {"format": "int1"}}})
+    assert effective_kv_bytes(SMOLLM2, {}, newer) is None
 
 
 def test_a_request_that_full_precision_has_no_room_for_fits_into_a_store():

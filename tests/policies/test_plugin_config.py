@@ -1,4 +1,4 @@
-"""What the plugin can be asked to do with tiers."""
+"""What the plugin can be asked to do, and tells that it was asked."""
 
 import pytest
 
@@ -24,3 +24,23 @@ def test_tiers_alone_are_something_to_do_and_leave_the_models_layers_as_they_are
 
 def test_where_pages_are_kept_does_not_change_what_they_are():
     assert PluginConfig(tiers=TIERS).fingerprint == PluginConfig().fingerprint
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"store": {"format": "int8"}},
+        {"store": {"format": "int4"}},
+        {"store": {"format": "kivi", "bits_key": 2}},
+        {"page_eviction": {"share": 0.5}},
+        {"page_eviction": {"budget_tokens": 512, "method": "h2o", "scored_tokens": 64}},
+        {"quest": {"pages": 4}, "streaming_llm": {"window_tokens": 64}},
+        {"tiers": {"host_bytes": 1000}, "protect": {"prefix_tokens": 9}},
+    ],
+)
+def test_what_a_server_tells_that_it_was_asked_can_be_asked_again(asked):
+    config = plugin_config({"kvtune": asked})
+    told = config.model_dump(mode="json", exclude_none=True)
+    assert plugin_config({"kvtune": told}) == config
+    for part, fields in asked.items():
+        assert told[part] | fields == told[part]
