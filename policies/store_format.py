@@ -16,7 +16,7 @@ from kvtune.types import Harm
 
 KNOB = "store_format"
 NEAR_LOSSLESS = ("int8",)
-"""Greedy answers to prompts of up to 3,000 tokens were those of stock vLLM, token by token (SmolLM2
+"""Greedy answers to prompts of up to 1,000 tokens are those of stock vLLM, token by token (SmolLM2
 in float32, tests/integration/test_plugin_store.py). Fewer bits lose what a mean does not show."""
 
 FORMATS = (*NEAR_LOSSLESS, "int4", "turboquant", "kivi")
@@ -45,7 +45,7 @@ class StoreFormat(PluginLever):
         return self.harm if is_mild else Harm.LOSSY
 
     def wanted(self, ctx: Context) -> tuple[JsonValue, ...]:
-        """The formats that are smaller than what the server holds now, those of more bits first."""
+        """All formats, those of more bits first; each is smaller than 16 bits a channel."""
         return FORMATS
 
     def unneeded(self, ctx: Context) -> str:

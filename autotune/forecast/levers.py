@@ -144,7 +144,7 @@ def levers(
     held, is_full = base.kv_cache_dtype, base.kv_cache_dtype in FULL
     if base.plugin.store is not None:
         # Other formats do not go beside a store, and formulas of methods start from a whole cache.
-        return [*found, _second_tier(ctx, experience)]
+        return [*found, _second_tier(ctx, experience, weight_bytes)]
     if not is_full:
         found.append(_engine_format("auto", ctx, experience))
     for dtype, text in FORMATS.items():
@@ -162,7 +162,7 @@ def levers(
                 _method(text, text, NOT_SERVED, ctx, cache, mean, experience, unread)
                 for text in _methods(mean.tokens)
             ]
-    return [*found, _second_tier(ctx, experience)]
+    return [*found, _second_tier(ctx, experience, weight_bytes)]
 
 
 def stack_lever(
@@ -229,7 +229,7 @@ def _by_share(factor: float, name: str, says: str, ctx: Context) -> Lever | None
 
 def _by_size(factor: float, name: str, says: str, ctx: Context, weight_bytes: int) -> Lever | None:
     """`factor` times the memory where bytes or blocks size the pool; None: it is not known."""
-    memory, seen, device_bytes = pool_bytes(ctx), ctx.baseline, ctx.device.memory_bytes
+    memory, seen = pool_bytes(ctx), ctx.baseline
     arguments: dict[str, JsonValue] = {}
     if memory is not None and not ctx.fixed(BLOCKS):
         arguments = {"kv-cache-memory-bytes": int(memory * factor)}
@@ -238,11 +238,16 @@ def _by_size(factor: float, name: str, says: str, ctx: Context, weight_bytes: in
     else:
         return None
     lever = lever_of(arguments, ctx, name=name, says=says)
-    if memory is None or device_bytes is None:
+    if memory is None:
         return lever
-    now_bytes, needed_bytes = weight_bytes + memory, weight_bytes + factor * memory
+    return _if_it_fits(lever, weight_bytes + memory, weight_bytes + factor * memory, ctx)
+
+
+def _if_it_fits(lever: Lever, now_bytes: float, needed_bytes: float, ctx: Context) -> Lever:
+    """The lever, or why the device has too little for it."""
+    device_bytes = ctx.device.memory_bytes
     # A device that could not even hold what the server holds now is not the server's.
-    if not now_bytes <= device_bytes < needed_bytes:
+    if device_bytes is None or not now_bytes <= device_bytes < needed_bytes:
         return lever
     return replace(lever, problem=lever.problem or _too_large(needed_bytes, device_bytes))
 
@@ -280,7 +285,7 @@ def _engine_format(dtype: str, ctx: Context, experience: Experience) -> Lever:
     return lever_of(arguments, ctx, name=dtype, says=says, experience=experience)
 
 
-def _second_tier(ctx: Context, experience: Experience) -> Lever:
+def _second_tier(ctx: Context, experience: Experience, weight_bytes: int) -> Lever:
     """Host memory behind the pool: vLLM's own, or on a CPU that of kvtune's plugin."""
     is_ours = ctx.platform == "cpu" and not why_not_served(ctx)
     name = "host tier" if is_ours else "kv offload"
@@ -292,7 +297,10 @@ def _second_tier(ctx: Context, experience: Experience) -> Lever:
     arguments: dict[str, JsonValue] = (
         {HOST_BYTES: OFFLOAD_TIMES * memory} if is_ours else {OFFLOAD: size_gib}
     )
-    return lever_of(arguments, ctx, name=name, says=says, experience=experience)
+    lever = lever_of(arguments, ctx, name=name, says=says, experience=experience)
+    # Where a CPU computes, pool and tier share one memory.
+    needed_bytes = weight_bytes + (1 + OFFLOAD_TIMES) * memory
+    return _if_it_fits(lever, weight_bytes + memory, needed_bytes, ctx) if is_ours else lever
 
 
 def _load_bytes_per_s(

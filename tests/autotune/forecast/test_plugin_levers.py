@@ -26,8 +26,14 @@ from kvtune.policies.plugin_arguments import (
     QUEST_TOKENS,
     STORE_FORMAT,
     WINDOW_TOKENS,
+    kv_format,
 )
-from kvtune.policies.plugin_config import PageEvictionConfig, PluginConfig, QuestConfig
+from kvtune.policies.plugin_config import (
+    PageEvictionConfig,
+    PluginConfig,
+    QuestConfig,
+    StoreConfig,
+)
 from kvtune.policies.sink_window import SinkWindow
 from kvtune.profilers.load.arrivals import ClosedLoop
 from kvtune.profilers.measure import LoadPlan
@@ -203,6 +209,9 @@ def test_a_server_that_nobody_here_started_is_simulated_with_what_its_plugin_say
     ctx = as_reported(replace(context(CPU), baseline=EffectiveConfig(plugin=does)))
     system = system_of({**ctx.base_arguments, "num-gpu-blocks-override": 90}, ctx)
     assert system.sink_window == SinkWindow(4, 64, 128)
+    told = PluginConfig(store=StoreConfig(format="int8")).model_dump(mode="json")
+    stored = as_reported(replace(context(CPU), baseline=EffectiveConfig(plugin=told)))
+    assert kv_format(stored.base_arguments) == "store int8"
     unheard_of = replace(ctx, baseline=EffectiveConfig(plugin={"magic": {}}), base_arguments={})
     assert as_reported(unheard_of).base_arguments == {}
 
@@ -317,6 +326,12 @@ def test_a_host_tier_holds_as_many_blocks_as_it_has_bytes_for():
     assert lever.load_bytes_per_s == LOADED_ON_CPU
     system = system_of({**ctx.base_arguments, **lever.arguments}, ctx)
     assert (system.blocks, system.tier_blocks) == (90, 360)
+
+
+def test_a_host_tier_that_the_machine_has_no_memory_for_is_not_forecast():
+    # 300,000 tokens are 6.4 GiB and five times that 32.2, which pool and tier take together.
+    lever = found_on(beside_the_plugin(blocks=18_750))["host tier"]
+    assert lever.problem == "needs 32.2 GiB, the device has 8.0"
 
 
 def test_what_a_host_tier_gives_back_is_said_to_be_assumed(forecaster_of):
