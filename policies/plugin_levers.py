@@ -42,7 +42,8 @@ def plugin_problem(engine: EngineInfo) -> tuple[str, str] | None:
     if engine.python is None and engine.plugin is None:
         return "it is not known whether kvtune's plugin is installed beside this vLLM", fix
     if engine.plugin is None:
-        return "kvtune's plugin is not installed beside vLLM, which then does nothing of it", fix
+        missing = "kvtune's plugin is not installed beside vLLM, or not named in VLLM_PLUGINS"
+        return f"{missing}, and vLLM then does nothing of it", fix
     if engine.plugin != __version__:
         return f"the plugin beside vLLM is that of kvtune {engine.plugin}, not {__version__}", fix
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -34,7 +35,12 @@ def _server_module() -> str | None:
 
 
 def _plugin() -> str | None:
-    """The version of kvtune that is installed here too, as something that vLLM loads."""
+    """The version of kvtune that is installed here too, as something that vLLM loads.
+
+    It loads no others than `VLLM_PLUGINS` names, where that is set.
+    """
+    if "kvtune" not in os.environ.get("VLLM_PLUGINS", "kvtune").split(","):
+        return None
     plugins = importlib.metadata.entry_points(group="vllm.general_plugins", name="kvtune")
     return next((plugin.dist.version for plugin in plugins if plugin.dist is not None), None)
 

@@ -195,5 +195,15 @@ def test_behind_a_command_nobody_knows_whether_it_is_there():
     refuse_without_plugin(ASKED, unknown)
 
 
-def test_a_vllm_of_the_same_environment_loads_the_plugin(fake_vllm):
-    assert find_installation(None).info.plugin == __version__
+@pytest.mark.parametrize(
+    ("named", "loads"),
+    [(None, True), ("kvtune", True), ("other,kvtune", True), ("other", False), ("", False)],
+)
+def test_a_vllm_of_the_same_environment_loads_the_plugin_unless_others_are_named(
+    fake_vllm, monkeypatch, named, loads
+):
+    if named is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", named)
+    found = find_installation(None)
+    assert found.info.plugin == (__version__ if loads else None)
+    assert found.can_change is loads
