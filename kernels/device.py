@@ -5,6 +5,7 @@ A machine without a driver is an ordinary case, never an error.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from kvtune.kernels.nvml import NvmlUnavailable, as_text, nvml_session, visible_
 from kvtune.types import Device
 
 CPUINFO = Path("/proc/cpuinfo")
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ def detect_device(nvml: Any = None, environment: Mapping[str, str] | None = None
         nvml: a module with the functions of `pynvml`; None imports the installed one.
         environment: where `CUDA_VISIBLE_DEVICES` is read from; None is this process's.
 
-    A CPU counts its usable cores; GPUs are named after the first visible one.
+    A CPU counts its usable cores, and the memory that a container may take of the machine's; GPUs
+    are named after the first visible one.
     """
     try:
         with nvml_session(nvml) as session:
@@ -97,11 +100,15 @@ def _cuda_device(nvml: Any, handles: list[Any]) -> Device:
 def _cpu_device() -> Device:
     import psutil
 
+    memory_bytes = int(psutil.virtual_memory().total)
+    # There is no limit, or it says "max".
+    with contextlib.suppress(OSError, ValueError):
+        memory_bytes = min(memory_bytes, int(CONTAINER_LIMIT.read_text()))
     return Device(
         kind="cpu",
         name=_cpuinfo_field(_read_cpuinfo(), "model name") or platform.machine(),
         count=len(os.sched_getaffinity(0)),
-        memory_bytes=int(psutil.virtual_memory().total),
+        memory_bytes=memory_bytes,
     )
 
 

@@ -1,6 +1,8 @@
 import sys
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from kvtune.kernels import device
@@ -173,6 +175,19 @@ def test_a_cpu_is_named_and_its_usable_cores_counted(cpu, monkeypatch):
     assert detect_detail(FakeNvml([]), {}) == DeviceDetail(
         None, frozenset({"fpu", "avx2", "avx512f", "amx_tile"})
     )
+
+
+@pytest.mark.parametrize(
+    ("limit", "memory_bytes"),
+    [("4294967296", 4 * GIB), (str(64 * GIB), 16 * GIB), ("max", 16 * GIB)],
+)
+def test_memory_of_a_container_is_what_it_may_take(cpu, monkeypatch, tmp_path, limit, memory_bytes):
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    monkeypatch.setattr(device, "CONTAINER_LIMIT", tmp_path / "memory.max")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 * GIB))
+    assert detect_device(FakeNvml([])).memory_bytes == memory_bytes
+    monkeypatch.setattr(device, "CONTAINER_LIMIT", tmp_path / "nothing")
+    assert detect_device(FakeNvml([])).memory_bytes == 16 * GIB
 
 
 def test_flags_are_read_from_x86_and_arm_and_missing_elsewhere(monkeypatch, tmp_path):
