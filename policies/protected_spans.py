@@ -11,10 +11,6 @@ KV cache compression", arXiv 2510.00231), so it is counted by kind.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvtune.errors import BadInput
 from kvtune.policies.page_budget import Span
@@ -22,50 +18,59 @@ from kvtune.policies.page_budget import Span
 SECTION = "kvtune"
 """The key under a request's `kv_transfer_params`; everything else is others'."""
 
+FIELD = "protected_spans"
 MOST_SPANS = 256
 
 KINDS = ("prefix", "marked", "rest")
 """A token is of the first kind that fits: the server's `protect.prefix_tokens`, spans, all else."""
 
-_Place = Annotated[int, Field(strict=True, ge=0)]
-
-
-class _Marks(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    protected_spans: tuple[tuple[_Place, _Place], ...] = Field(default=(), max_length=MOST_SPANS)
+_MOST_TOKENS = 1 << 31
+_FIX = (
+    f'give "{SECTION}": {{"{FIELD}": [[start, end], ...]}} with 0 <= start < end, '
+    f"in tokens of the prompt, at most {MOST_SPANS} of them"
+)
 
 
 def protected_spans(kv_transfer_params: object, prompt_tokens: int) -> tuple[Span, ...] | None:
     """The spans that a request with such a prompt marks; None where it says nothing to kvtune.
+
+    A client may send anything, of any size, and all requests wait for this: the first mistake ends
+    it, and messages repeat no more of it than two places.
 
     Raises:
         BadInput: they are not pairs of places, or not within the prompt.
     """
     if not isinstance(kv_transfer_params, Mapping) or SECTION not in kv_transfer_params:
         return None
-    try:
-        spans = _Marks.model_validate(kv_transfer_params[SECTION]).protected_spans
-    except ValidationError as error:
-        told = "; ".join(
-            f"{'.'.join(str(part) for part in (SECTION, *each['loc']))}: {each['msg']}"
-            for each in error.errors(include_url=False)
+    section = kv_transfer_params[SECTION]
+    if not isinstance(section, Mapping) or not section.keys() <= {FIELD}:
+        raise _bad(f"{SECTION} takes an object with {FIELD} and nothing else")
+    spans = section.get(FIELD, ())
+    if not isinstance(spans, list | tuple) or len(spans) > MOST_SPANS:
+        raise _bad(f"{SECTION}.{FIELD} takes a list of at most {MOST_SPANS} spans")
+    return tuple(_span(number, span, prompt_tokens) for number, span in enumerate(spans))
+
+
+def _span(number: int, span: object, prompt_tokens: int) -> Span:
+    if not isinstance(span, list | tuple) or len(span) != 2 or not all(map(_is_place, span)):
+        raise _bad(f"{SECTION}.{FIELD}.{number} is no pair of places")
+    start, end = span
+    if not start < end <= prompt_tokens:
+        raise BadInput(
+            f"protected span [{start}, {end}) is not within the prompt, "
+            f"which has {prompt_tokens} tokens",
+            fix=_FIX,
         )
-        raise BadInput(f"kv_transfer_params cannot be used: {told}", fix=_FIX) from error
-    for start, end in spans:
-        if not start < end <= prompt_tokens:
-            raise BadInput(
-                f"protected span [{start}, {end}) is not within the prompt, "
-                f"which has {prompt_tokens} tokens",
-                fix=_FIX,
-            )
-    return spans
+    return start, end
 
 
-_FIX = (
-    f'give "{SECTION}": {{"protected_spans": [[start, end], ...]}} with 0 <= start < end, '
-    f"in tokens of the prompt, at most {MOST_SPANS} of them"
-)
+def _is_place(number: object) -> bool:
+    """Whether it is a whole number (to Python, True is one too) within the longest of prompts."""
+    return type(number) is int and 0 <= number < _MOST_TOKENS
+
+
+def _bad(why: str) -> BadInput:
+    return BadInput(f"kv_transfer_params cannot be used: {why}", fix=_FIX)
 
 
 def kept_by_kind(
@@ -77,18 +82,21 @@ def kept_by_kind(
         prompt_tokens: of the prompt.
         prefix_tokens: how many first tokens the server protects.
         marked: spans that the request marked.
-        gone: spans that do not overlap, whose KV was dropped.
+        gone: spans whose KV was dropped.
     """
-    lost = list(gone)
-    cuts = {0, prefix_tokens, prompt_tokens}.union(*marked, *lost)
-    told = dict.fromkeys(KINDS, (0, 0))
-    for first, past in pairwise(sorted(cut for cut in cuts if cut <= prompt_tokens)):
-        kind = "prefix" if first < prefix_tokens else "marked" if _in(first, marked) else "rest"
-        seen, kept = told[kind]
-        stays = 0 if _in(first, lost) else past - first
-        told[kind] = seen + past - first, kept + stays
-    return told
+    kinds = range(len(KINDS))
+    # A byte for each token: the engine waits for this whenever a request ends, and comparing spans
+    # with each other would take it a second where thousands are gone.
+    tokens = bytearray(prompt_tokens)
+    _put(kinds[2], [(0, prompt_tokens)], tokens)
+    _put(kinds[1], marked, tokens)
+    _put(kinds[0], [(0, prefix_tokens)], tokens)
+    seen = [tokens.count(kind) for kind in kinds]
+    _put(len(KINDS), gone, tokens)
+    return {name: (seen[kind], tokens.count(kind)) for kind, name in enumerate(KINDS)}
 
 
-def _in(place: int, spans: Iterable[Span]) -> bool:
-    return any(start <= place < end for start, end in spans)
+def _put(kind: int, spans: Iterable[Span], tokens: bytearray) -> None:
+    """Say of all tokens of `spans` that they are of a kind."""
+    for start, end in spans:
+        tokens[start:end] = bytes([kind]) * (min(end, len(tokens)) - start)

@@ -28,19 +28,44 @@ def test_a_request_of_others_says_nothing(params):
     [
         ({"protected_spans": [[0, 601]]}, r"\[0, 601\) is not within the prompt, which has 600"),
         ({"protected_spans": [[5, 5]]}, r"\[5, 5\) is not within"),
-        ({"protected_spans": [[-1, 5]]}, "kvtune.protected_spans.0.0: .*greater than or equal"),
-        ({"protected_spans": [[0, 2.0]]}, "kvtune.protected_spans.0.1: .*valid integer"),
-        ({"protected_spans": [[0, True]]}, "valid integer"),
-        ({"protected_spans": [[1, 2, 3]]}, "kvtune.protected_spans.0: .*at most 2"),
-        ({"protected_spans": [[1, 2]] * (MOST_SPANS + 1)}, f"at most {MOST_SPANS}"),
-        ({"protect": [[1, 2]]}, "kvtune.protect: Extra inputs"),
-        ([[1, 2]], "kvtune: "),
+        ({"protected_spans": [[1, 2], [-1, 5]]}, "kvtune.protected_spans.1 is no pair of places"),
+        ({"protected_spans": [[0, 2.0]]}, "no pair"),
+        ({"protected_spans": [[0, True]]}, "no pair"),
+        ({"protected_spans": [["0", "2"]]}, "no pair"),
+        ({"protected_spans": [[0, None]]}, "no pair"),
+        ({"protected_spans": [[1, 2, 3]]}, "no pair"),
+        ({"protected_spans": [[[1, 2]]]}, "no pair"),
+        ({"protected_spans": ["12", {"1": 2}]}, "kvtune.protected_spans.0 is no pair"),
+        ({"protected_spans": [[0, 10**5000]]}, "no pair"),
+        ({"protected_spans": [[1, 2]] * (MOST_SPANS + 1)}, f"at most {MOST_SPANS} spans"),
+        ({"protected_spans": None}, "takes a list"),
+        ({"protected_spans": {"0": 1}}, "takes a list"),
+        ({"protect": [[1, 2]]}, "kvtune takes an object with protected_spans and nothing else"),
+        ({"protected_spans": [], 3: 4}, "nothing else"),
+        (None, "takes an object"),
+        (True, "takes an object"),
+        ([[1, 2]], "takes an object"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_with_the_way_to_say_it(section, why):
     with pytest.raises(BadInput, match=why) as caught:
         protected_spans({"kvtune": section}, 600)
     assert '{"protected_spans": [[start, end], ...]}' in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"protected_spans": ["x"] * 10**6},
+        {"protected_spans": [["x"] * 10**6] * MOST_SPANS},
+        {"k" * 10**6: 1},
+        dict.fromkeys(range(10**5)),
+    ],
+)
+def test_however_much_is_wrong_the_answer_is_short(section):
+    with pytest.raises(BadInput) as caught:
+        protected_spans({"kvtune": section}, 600)
+    assert len(caught.value.message) < 200
 
 
 @given(
