@@ -24,7 +24,10 @@ def enter(vllm_config: Any, asked: TiersConfig) -> None:
     """
     from vllm.config import KVTransferConfig
 
-    memory.check(asked.host_bytes, vllm_config.cache_config.kv_cache_memory_bytes or 0)
+    parallel = vllm_config.parallel_config
+    # Of several API servers each comes by here, when the engine may have taken its memory already.
+    if parallel._api_process_count == 1 or parallel._api_process_rank < 0:
+        memory.check(asked.host_bytes, vllm_config.cache_config.kv_cache_memory_bytes or 0)
     if asked.disk_bytes:
         _make_folder(Path(asked.disk_path))
     vllm_config.kv_transfer_config = KVTransferConfig(

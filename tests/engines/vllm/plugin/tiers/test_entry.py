@@ -23,9 +23,14 @@ def vllm():
         importlib.import_module("kvtune.engines.vllm.plugin.tiers.connector")
 
 
-def config(cache_bytes=None):
-    cache = SimpleNamespace(kv_cache_memory_bytes=cache_bytes)
-    return SimpleNamespace(kv_transfer_config=None, cache_config=cache)
+def config(cache_bytes=None, api_servers=1, api_server=0):
+    return SimpleNamespace(
+        kv_transfer_config=None,
+        cache_config=SimpleNamespace(kv_cache_memory_bytes=cache_bytes),
+        parallel_config=SimpleNamespace(
+            _api_process_count=api_servers, _api_process_rank=api_server
+        ),
+    )
 
 
 def entered(path):
@@ -63,3 +68,15 @@ def test_more_host_memory_than_the_cache_leaves_is_refused(monkeypatch):
         enter(config(cache_bytes=300), TiersConfig(host_bytes=701))
     enter(config(cache_bytes=300), TiersConfig(host_bytes=700))
     enter(config(cache_bytes=None), TiersConfig(host_bytes=1000))
+
+
+def test_an_api_server_beside_an_engine_that_has_its_memory_starts(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+    asked = TiersConfig(host_bytes=701)
+    for api_server in (0, 1):
+        made = config(api_servers=2, api_server=api_server)
+        enter(made, asked)
+        assert made.kv_transfer_config is not None
+    # The process that starts them all, before the engine.
+    with pytest.raises(BadInput, match="take 701 bytes"):
+        enter(config(api_servers=2, api_server=-1), asked)
