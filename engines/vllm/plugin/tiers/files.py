@@ -7,6 +7,7 @@ The name is in it so that a file under another name is no more valid than a dama
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -104,8 +105,10 @@ def kept(folder: Path) -> list[tuple[str, int]]:
         path.unlink(missing_ok=True)
     found = []
     for path in _named(folder, _SUFFIX):
-        status = path.stat()
-        found.append((status.st_mtime_ns, path.stem, status.st_size))
+        # The worker of a server that was killed may still be removing some.
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            found.append((status.st_mtime_ns, path.stem, status.st_size))
     return [(name, size) for _, name, size in sorted(found)]
 
 

@@ -153,7 +153,7 @@ class Planner:
         try:
             self._take_folder()
         except OSError as error:
-            self._waits = False
+            self.close()
             _log.warning("Pages are not kept on disk, as their folder cannot be used: %s", error)
 
     def _take_folder(self) -> None:

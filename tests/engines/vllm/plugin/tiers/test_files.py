@@ -112,6 +112,13 @@ def test_what_a_killed_server_left_unfinished_is_removed(folder):
     assert not unfinished.exists()
 
 
+def test_what_goes_while_it_is_listed_is_not_kept(folder):
+    gone = files.path_of(folder, OTHER)
+    gone.parent.mkdir()
+    gone.symlink_to("nothing")  # listed, and not there when it is looked at
+    assert [name for name, _ in files.kept(folder)] == [NAME]
+
+
 def test_files_of_others_are_neither_listed_nor_removed(folder):
     others = [folder / "ab" / "x.kv", folder / "7c" / f"{OTHER}.kv", folder / "ab" / "y.new"]
     for path in others:

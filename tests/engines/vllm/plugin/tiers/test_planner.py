@@ -129,6 +129,17 @@ def test_a_folder_that_broke_meanwhile_costs_a_warning_and_no_server(tmp_path, m
     assert caplog.text.count("cannot be used") == 1
 
 
+def test_a_folder_that_cannot_be_listed_is_left_to_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(under_test, "ASK_AGAIN_S", 0)
+    first, second = planner(1, 2, tmp_path), planner(1, 2, tmp_path)
+    first.close()
+    with monkeypatch.context() as broken:
+        broken.setattr(under_test.files, "kept", lambda folder: (folder / "nothing").stat())
+        keep(second, 0)
+    (store,) = keep(planner(1, 2, tmp_path), 0).stores
+    assert store.writes_file
+
+
 def test_a_server_that_ended_takes_no_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(under_test, "ASK_AGAIN_S", 0)
     first, second = planner(1, 2, tmp_path), planner(1, 2, tmp_path)
