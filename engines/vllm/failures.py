@@ -50,6 +50,12 @@ _CHANGE_ARGUMENTS = "Change the engine arguments that the message names."
 _ROWS = (
     # kvtune's own plugin, before vLLM starts anything.
     _row(r"^kvtune: .*\. To fix: (?P<fix>.+)\.$", FailureClass.BAD_ARGUMENT, "{fix}"),
+    # The same in a worker, where what helps is not in the log.
+    _row(
+        r"^kvtune\.errors\.BadInput: ",
+        FailureClass.BAD_ARGUMENT,
+        "Change what kvtune's section of --additional-config asks for, by what the message says.",
+    ),
     _row(
         r"estimated maximum model length is (?P<tokens>\d+)",
         FailureClass.DOES_NOT_FIT,

@@ -167,3 +167,17 @@ def test_what_kvtunes_own_plugin_refuses_comes_with_its_own_fix():
     assert failure.failure is FailureClass.BAD_ARGUMENT
     assert "never tried with tensor parallelism" in failure.message
     assert failure.fix == "set --tensor-parallel-size 1"
+
+
+def test_what_kvtunes_own_plugin_refuses_in_a_worker_is_no_crash():
+    prefix = "(EngineCore pid=71) ERROR 11-30 17:03:19 [core.py:1200] "
+    log = (
+        f"{prefix}EngineCore failed to start.\n"
+        f"{prefix}Traceback (most recent call last):\n"
+        f"{prefix}kvtune.errors.BadInput: tiers take 9 bytes of memory, and the KV cache leaves 8\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    failure = classify(log, returncode=1, phase="start")
+    assert failure.failure is FailureClass.BAD_ARGUMENT
+    assert failure.message.endswith("tiers take 9 bytes of memory, and the KV cache leaves 8")
+    assert "--additional-config" in failure.fix
