@@ -91,11 +91,13 @@ def refuse_bad_marks() -> None:
 
 
 def _check(request: Any, vllm_config: Any) -> None:
+    from vllm.utils import length_from_prompt_token_ids_or_embeds
+
     asked = asked_of(vllm_config)
     if asked.page_eviction is None and asked.streaming_llm is None:
         return  # nothing is dropped
     extra = getattr(request.sampling_params, "extra_args", None) or {}
-    prompt = len(request.prompt_token_ids or ())
+    prompt = length_from_prompt_token_ids_or_embeds(request.prompt_token_ids, request.prompt_embeds)
     spans = protected_spans(extra.get("kv_transfer_params"), prompt)
     if spans and asked.streaming_llm is not None:
         raise BadInput(

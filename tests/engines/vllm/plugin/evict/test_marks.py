@@ -23,11 +23,13 @@ def process(monkeypatch):
     refuse_bad_marks()
     refuse_bad_marks()
 
-    def process(asked, spans, prompt=range(100)):
+    def process(asked, spans, tokens=range(100), embeds=None):
         config = SimpleNamespace(additional_config={"kvtune": asked})
         extra = {"kv_transfer_params": {"kvtune": {"protected_spans": spans}}}
         request = SimpleNamespace(
-            prompt_token_ids=list(prompt), sampling_params=SimpleNamespace(extra_args=extra)
+            prompt_token_ids=tokens,
+            prompt_embeds=embeds,
+            sampling_params=SimpleNamespace(extra_args=extra),
         )
         server = SimpleNamespace(vllm_config=config)
         return module.InputProcessor.process_inputs(server, request) is request
@@ -41,6 +43,10 @@ STREAMING = {"streaming_llm": {"window_tokens": 64}}
 
 def test_what_can_be_kept_passes(process):
     assert process(EVICTING, [[0, 10], [90, 100]])
+
+
+def test_a_prompt_of_embeddings_is_as_long_as_they_are(process):
+    assert process(EVICTING, [[90, 100]], tokens=None, embeds=range(100))
 
 
 @pytest.mark.parametrize(
@@ -68,5 +74,5 @@ def test_requests_without_sampling_pass(process):
     from vllm.v1.engine.input_processor import InputProcessor
 
     config = SimpleNamespace(additional_config={"kvtune": EVICTING})
-    request = SimpleNamespace(prompt_token_ids=[1], sampling_params=None)
+    request = SimpleNamespace(prompt_token_ids=[1], prompt_embeds=None, sampling_params=None)
     assert InputProcessor.process_inputs(SimpleNamespace(vllm_config=config), request) is request
