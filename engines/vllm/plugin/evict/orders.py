@@ -40,11 +40,6 @@ class Eviction:
     first_token: int
     mask: int
 
-    @property
-    def pages(self) -> int:
-        """How many pages are gone."""
-        return self.mask.bit_count()
-
 
 def mask_of(pages: Iterable[int]) -> int:
     """The pages as bits of a number."""
