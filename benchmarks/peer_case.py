@@ -20,7 +20,7 @@ from kvtune.profilers.synthetic import SyntheticSpec, make_requests
 from kvtune.profilers.traces.prompts_jsonl import format_line
 from kvtune.types import Choice, Goal, Harm, LoadRun, PolicyStack, Request, Trial, Workload
 
-FIXED = ("enforce-eager", "kv-cache-memory-bytes", "max-model-len")
+FIXED = ("dtype", "enforce-eager", "kv-cache-memory-bytes", "max-model-len")
 """What a server is given. A recorded surface fixes more, which here is left to whoever tunes."""
 
 HELDOUT_SEED = 90_000
@@ -102,7 +102,10 @@ class Setting:
 
 
 def cases() -> dict[str, Case]:
-    """The cases by name: those of the recorded surfaces, and one to try the programs on."""
+    """The cases by name: those of the recorded surfaces, and one to try the programs on.
+
+    Those of surfaces are loads for the first `LAYERS` layers of the model.
+    """
     return {case.name: case for case in (*map(_of_surface, surfaces().values()), TRY)}
 
 

@@ -33,6 +33,8 @@ from peer_log import Log, say
 from peer_report import OURS, markdown, name_of
 from peer_search import Found, end_politely, search
 from peer_vllm_tuner import Tuner, vllm_tuner
+from surface_spec import LAYERS, surfaces
+from verdict_models import cut_model
 
 from kvtune.errors import KvtuneError
 
@@ -44,7 +46,10 @@ TRIALS_MOST = 200
 def main() -> None:
     options = _options()
     end_politely()
-    setting = Setting(cases()[options.case], options.model, options.engine)
+    model = options.model
+    if options.case in surfaces():
+        model = str(cut_model(Path(model).resolve(), LAYERS, _work(options)))
+    setting = Setting(cases()[options.case], model, options.engine)
     try:
         log = Log(options.output, _asked(options))
         for number in range(options.rounds):

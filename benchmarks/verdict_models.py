@@ -74,9 +74,13 @@ save_file(kept, target / "model.safetensors", metadata={"format": "pt"})
 
 
 def cut_model(model: Path, layers: int, folder: Path) -> Path:
-    """Write the first layers of a checkpoint; returns its folder."""
+    """Write the first layers of a checkpoint, unless they are there; returns their folder."""
     target = folder / f"{model.name}-{layers}-layers"
-    shutil.copytree(model, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    if (target / "model.safetensors").exists():
+        return target
+    shutil.copytree(
+        model, target, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True
+    )
     config = json.loads((model / "config.json").read_text())
     (target / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
     subprocess.run(

@@ -81,4 +81,4 @@ def test_ranges_read_well():
 def test_policies_are_found_by_their_file():
     found = policies()
     assert found["block_size"].__module__ == "kvtune.policies.block_size"
-    assert len(found) == 13
+    assert len(found) == 16

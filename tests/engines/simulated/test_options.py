@@ -70,8 +70,11 @@ def test_every_lever_is_an_option() -> None:
     # Its layers are all alike and it has no plugin, so that policies do not offer these there.
     assert levers - known == {
         "--kv-cache-dtype-skip-layers",
+        "--additional-config.kvtune.page_eviction.share",
         "--additional-config.kvtune.quest.budget_tokens",
+        "--additional-config.kvtune.store.format",
         "--additional-config.kvtune.streaming_llm.window_tokens",
+        "--additional-config.kvtune.tiers.host_bytes",
     }
 
 
