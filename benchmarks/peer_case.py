@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import JsonValue
-from surface_spec import SurfaceSpec, surfaces
+from surface_spec import LAYERS, SurfaceSpec, surfaces
+from verdict_models import cut_model
 
 from kvtune.autotune.cli.options import make_engine, make_plan
 from kvtune.autotune.reporting import Quiet
@@ -107,6 +108,14 @@ def cases() -> dict[str, Case]:
     Those of surfaces are loads for the first `LAYERS` layers of the model.
     """
     return {case.name: case for case in (*map(_of_surface, surfaces().values()), TRY)}
+
+
+def setting_of(name: str, model: str, engine: str, folder: Path) -> Setting:
+    """A case on a model, or on the part of it, kept in `folder`, that surfaces are recorded on."""
+    if name in surfaces() and engine == "vllm":
+        folder.mkdir(parents=True, exist_ok=True)
+        model = str(cut_model(Path(model).resolve(), LAYERS, folder))
+    return Setting(cases()[name], model, engine)
 
 
 def write_workload(path: Path, requests: Sequence[Request]) -> None:

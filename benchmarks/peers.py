@@ -27,14 +27,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from peer_auto_tune import auto_tune
-from peer_case import Setting, cases
+from peer_case import Setting, cases, setting_of
 from peer_final import choices, measure_choices
 from peer_log import Log, say
 from peer_report import OURS, markdown, name_of
 from peer_search import Found, end_politely, search
 from peer_vllm_tuner import Tuner, vllm_tuner
-from surface_spec import LAYERS, surfaces
-from verdict_models import cut_model
 
 from kvtune.errors import KvtuneError
 
@@ -46,10 +44,7 @@ TRIALS_MOST = 200
 def main() -> None:
     options = _options()
     end_politely()
-    model = options.model
-    if options.case in surfaces():
-        model = str(cut_model(Path(model).resolve(), LAYERS, _work(options)))
-    setting = Setting(cases()[options.case], model, options.engine)
+    setting = setting_of(options.case, options.model, options.engine, _work(options))
     try:
         log = Log(options.output, _asked(options))
         for number in range(options.rounds):

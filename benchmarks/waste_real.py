@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from peer_case import Case, Setting, cases, settings_text
+from peer_case import Case, Setting, cases, setting_of, settings_text
 from peer_final import choices, key_of, measure_choices, values_of
 from peer_log import Log, Part, say
 from peer_report import duel
@@ -37,7 +37,7 @@ FIXED = "--no-early-stop --no-reuse"
 def main() -> None:
     options = _options()
     end_politely()
-    setting = Setting(cases()[options.case], options.model, options.engine)
+    setting = setting_of(options.case, options.model, options.engine, _work(options))
     try:
         log = Log(options.output, _asked(options))
         for number in range(options.pairs):
