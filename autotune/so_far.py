@@ -20,6 +20,7 @@ from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.spending import Finals, finals, needed_s
 from kvtune.autotune.standing import ranked
 from kvtune.autotune.twins import pooled, twins
+from kvtune.autotune.words import duration
 from kvtune.types import Front, Goal, Harm, Measurement
 
 
@@ -102,11 +103,26 @@ class SoFar:
 
     def has_time(self, *, may_harm: bool) -> bool:
         """Whether one more trial can be measured, confirmed, and asked if it `may_harm`."""
-        if self.until_s == math.inf:
-            return True
+        return self.until_s == math.inf or self._needed_s(may_harm=may_harm) <= self.left_s()
+
+    def time_is_spent(self) -> str:
+        """How the time budget ends the search where it does not `has_time`."""
+        tried = len(self.tried)
+        if tried > 1:
+            return (
+                f"the time budget is spent after {tried} trials: what is left goes to the "
+                "confirmation"
+            )
+        needed_s = self._needed_s(may_harm=False)
+        return (
+            f"the time budget is spent with the stock defaults: another trial and its confirmation "
+            f"take about {duration(needed_s)}, and {duration(max(0.0, self.left_s()))} are left; "
+            "give it more time, or a workload of fewer requests"
+        )
+
+    def _needed_s(self, *, may_harm: bool) -> float:
         chosen = self.finals().chosen
-        needed = needed_s(self.points, chosen, self.budget, self.quality, may_harm=may_harm)
-        return needed <= self.left_s()
+        return needed_s(self.points, chosen, self.budget, self.quality, may_harm=may_harm)
 
     def _with_favourite(self, found: Finals) -> Finals:
         """The favourite too, if it may be shipped, as those measured best may have had luck.

@@ -150,10 +150,7 @@ class Exploration:
             return False
         if self.so_far.has_time(may_harm=False):
             return True
-        self.reporter.step(
-            "stop",
-            f"the time budget is spent after {tried} trials: what is left goes to the confirmation",
-        )
+        self.reporter.step("stop", self.so_far.time_is_spent())
         return False
 
     def _climb(self, *, is_exhausted: bool = False) -> bool:

@@ -71,6 +71,16 @@ def test_a_search_whose_time_is_spent_says_so(tuning_on, landscape):
     assert any("the time budget is spent after 5 trials" in n for n in tuning.reporter.notes)
 
 
+def test_a_search_with_time_for_the_defaults_alone_says_what_more_takes(tuning_on, landscape):
+    landscape.trial_s = 60
+    tuning = tuning_on(budget=Budget(trials=500, time_s=200.0))
+    tuning.run()
+    assert len(landscape.points) == 1
+    said = next(note for note in tuning.reporter.notes if "the time budget is spent" in note)
+    # A trial of 60 s, and at least three rounds of it and the defaults.
+    assert "another trial and its confirmation take about 420 s, and 140 s are left" in said
+
+
 def test_where_nothing_meets_the_goal_it_says_what_limits_the_closest_trial(tuning_on, landscape):
     landscape.ttft_s = lambda arguments: 2.0 if arguments else 3.0
     decision = tuning_on(budget=Budget(trials=3)).run()
