@@ -27,7 +27,7 @@ table, so that stock kernels see a shorter sequence; how much that saves is a gu
 
 
 @dataclass(frozen=True, slots=True)
-class PluginLever:
+class PluginOffer:
     """The arguments that ask for a policy, and what it does in a few words."""
 
     name: str
@@ -43,20 +43,20 @@ def saved_times(asked: PluginConfig) -> Times:
     return KEPT_SAVED if keeps_less else UNCHANGED
 
 
-def plugin_budgets(mean: History, shares: Sequence[float], block_tokens: int) -> list[PluginLever]:
+def plugin_budgets(mean: History, shares: Sequence[float], block_tokens: int) -> list[PluginOffer]:
     """Budgets that are such `shares` of a mean request, and every format of a store."""
     found = []
     for budget in dict.fromkeys(max(int(mean.tokens * one), 2 * block_tokens) for one in shares):
         quest = f"reads {budget:,} tokens of a context in most layers"
         window = f"keeps the first and the last {budget:,} tokens"
         found += [
-            PluginLever(f"quest {budget}", quest, {QUEST_TOKENS: budget}),
-            PluginLever(f"streaming-llm {budget}", window, {WINDOW_TOKENS: budget}),
+            PluginOffer(f"quest {budget}", quest, {QUEST_TOKENS: budget}),
+            PluginOffer(f"streaming-llm {budget}", window, {WINDOW_TOKENS: budget}),
         ]
     for share in shares:
         says = f"keeps {share:.0%} of a prompt's pages once it is computed"
-        found.append(PluginLever(f"page-eviction {share:g}", says, {EVICTION_SHARE: share}))
+        found.append(PluginOffer(f"page-eviction {share:g}", says, {EVICTION_SHARE: share}))
     for name in FORMATS:
         says = f"holds keys and values as {name}, and reads them back to full precision"
-        found.append(PluginLever(f"store {name}", says, {STORE_FORMAT: name}))
+        found.append(PluginOffer(f"store {name}", says, {STORE_FORMAT: name}))
     return found
