@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from contracts.scheduling import used_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,28 +30,21 @@ def scheduler_of(pool, limits=LIMITS, kept=KEPT):
     return WindowedScheduler(pool, 4, limits, kept, limits.token_budget)
 
 
-def used_blocks(prompt_tokens, output_tokens):
+def used_by_one(prompt_tokens, output_tokens):
     """Blocks of 4 tokens that a lone sequence holds in each step."""
     pool = BlockPool(99, caching=False)
     scheduler = scheduler_of(pool)
-    scheduler.add(Sequence(0, prompt_tokens, output_tokens, []))
-    seen = []
-    while not scheduler.is_idle:
-        step = scheduler.schedule()
-        seen.append(pool.used)
-        scheduler.complete(step, 0.0)
-    assert pool.used == 0
-    return seen
+    return used_blocks(pool, scheduler, prompt_tokens, output_tokens)
 
 
 def test_a_prompt_frees_its_middle_while_it_is_computed():
     # Chunks of 8. At 16 computed tokens the window begins with page 2, so page 1 goes; at 24 and 32
     # two more each. Then 40 tokens are there: a page of sinks, two of the window, the one written.
-    assert used_blocks(40, 4) == [2, 4, 5, 5, 5, 4, 4, 4]
+    assert used_by_one(40, 4) == [2, 4, 5, 5, 5, 4, 4, 4]
 
 
 def test_a_short_sequence_is_served_as_without_a_window():
-    assert used_blocks(9, 4) == [2, 3, 3, 3, 3]
+    assert used_by_one(9, 4) == [2, 3, 3, 3, 3]
 
 
 def test_a_prompt_longer_than_the_pool_is_served_if_what_it_keeps_fits():
