@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import JsonValue
-from surface_spec import LAYERS, SurfaceSpec, surfaces
-from verdict_models import cut_model
+from surface_spec import SurfaceSpec, served_model, surfaces
 
 from kvtune.autotune.cli.options import make_engine, make_plan
 from kvtune.autotune.reporting import Quiet
@@ -105,16 +104,16 @@ class Setting:
 def cases() -> dict[str, Case]:
     """The cases by name: those of the recorded surfaces, and one to try the programs on.
 
-    Those of surfaces are loads for the first `LAYERS` layers of the model.
+    Those of surfaces are loads for the models that these are of.
     """
     return {case.name: case for case in (*map(_of_surface, surfaces().values()), TRY)}
 
 
 def setting_of(name: str, model: str, engine: str, folder: Path) -> Setting:
-    """A case on a model, or on the part of it, kept in `folder`, that surfaces are recorded on."""
+    """A case on a model, or on the one, kept in `folder`, that its surface is recorded on."""
     if name in surfaces() and engine == "vllm":
         folder.mkdir(parents=True, exist_ok=True)
-        model = str(cut_model(Path(model).resolve(), LAYERS, folder))
+        model = str(served_model(surfaces()[name], Path(model).resolve(), folder))
     return Setting(cases()[name], model, engine)
 
 

@@ -24,8 +24,7 @@ from pathlib import Path
 from surface_file import Line, Recording, append, pack, read_recording
 from surface_order import next_one, whole_s
 from surface_server import Measured, SurfaceBench, quiet_or_late
-from surface_spec import LAYERS, SurfaceSpec, surfaces
-from verdict_models import cut_model
+from surface_spec import SurfaceSpec, served_model, surfaces
 
 from kvtune.engines.vllm.engine import VllmEngine
 from kvtune.errors import KvtuneError
@@ -48,7 +47,7 @@ def main() -> None:
     spec = surfaces()[options.surface]
     try:
         with tempfile.TemporaryDirectory() as made, VllmEngine() as engine:
-            model = cut_model(options.model.resolve(), LAYERS, Path(made))
+            model = served_model(spec, options.model.resolve(), Path(made))
             bench = SurfaceBench(spec, engine, model, Path(made))
             if options.dry_run is not None:
                 with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,9 @@
 """Which surfaces are recorded: the server, the load, the levers with their values, and the order.
 
-Sizes are for the first `LAYERS` layers of SmolLM2-135M on one core of a CPU without AVX-512, so
-that a measurement takes less than half a minute, the start of its server included. What such a
-model says has no sense; what it takes has, and no answer is kept.
+Sizes are for one core of a CPU without AVX-512, so that a measurement takes less than half a
+minute, the start of its server included: those of the first `LAYERS` layers of SmolLM2-135M, or of
+a model whose keys and values are most of it. What such models say has no sense; what they take has,
+and no answer is kept.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
 from pydantic import JsonValue
+from verdict_models import cut_model, make_model
 
 from kvtune.profilers.synthetic import SyntheticSpec, make_requests
 from kvtune.types import Bottleneck, Request
@@ -44,6 +47,7 @@ class SurfaceSpec:
 
     `bound_by` is what a verdict on the stock configuration may name: a surface that is bound by
     something else is not the one that was meant. `goal` decides which points are measured again.
+    `shape` names a made model (`verdict_models.SHAPES`); without it, a part of the real one serves.
     """
 
     name: str
@@ -55,6 +59,7 @@ class SurfaceSpec:
     load: SyntheticSpec
     concurrency: int
     warmup_requests: int
+    shape: str | None = None
     seed: int = 1
 
     @property
@@ -79,6 +84,13 @@ class SurfaceSpec:
     def requests(self) -> tuple[Request, ...]:
         """The requests of every measurement; their tokens are drawn anew each time."""
         return tuple(make_requests(self.load, self.seed))
+
+
+def served_model(spec: SurfaceSpec, model: Path, folder: Path) -> Path:
+    """Write the model that a surface is of, with the tokenizer of the real one, into a folder."""
+    if spec.shape is None:
+        return cut_model(model, LAYERS, folder)
+    return make_model(spec.shape, model, folder)
 
 
 def changed(axes: Sequence[Axis], point: Point) -> dict[str, JsonValue]:
@@ -136,25 +148,26 @@ def _capacity() -> SurfaceSpec:
 def _bandwidth() -> SurfaceSpec:
     return SurfaceSpec(
         name="bandwidth",
-        built="24 at a time over a context of 3,072 tokens, all of which fit",
+        built="24 at a time over a context of 2,048 tokens with 32 KV heads, all of which fit",
         bound_by=(Bottleneck.KV_BANDWIDTH,),
-        goal="max goodput where p95 itl <= 130ms",
+        goal="max goodput where p95 itl <= 70ms",
         base_arguments=_base(
-            kv_cache_memory_bytes=88 * MIB, max_model_len=4096, scheduler_reserve_full_isl=True
+            kv_cache_memory_bytes=256 * MIB, max_model_len=4096, scheduler_reserve_full_isl=True
         ),
         axes=(
             Axis("block-size", (32, 64, 128), 128),
-            Axis("max-num-seqs", (3, 4, 6, 8, 12, 16, 128), 128),
+            Axis("max-num-seqs", (4, 6, 8, 10, 12, 16, 128), 128),
             Axis("max-num-batched-tokens", (512, 1024, 2048, 4096), 2048),
             Axis("long-prefill-token-threshold", (0, 256), 0),
         ),
         load=SyntheticSpec(
-            requests=30,
+            requests=36,
             input_tokens="8",
-            output_tokens="uniform:40-56",
+            output_tokens="uniform:16-28",
             shared_prefixes=1,
-            prefix_tokens=3072,
+            prefix_tokens=2048,
         ),
         concurrency=24,
         warmup_requests=2,
+        shape="keys",
     )

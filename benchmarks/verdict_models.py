@@ -92,9 +92,14 @@ def cut_model(model: Path, layers: int, folder: Path) -> Path:
 
 
 def make_model(name: str, tokenizer: Path, folder: Path) -> Path:
-    """Write the model of that name with the tokenizer of another checkpoint; returns its folder."""
+    """Write the model of that name with the tokenizer of another checkpoint, unless it is there.
+
+    Returns its folder.
+    """
     target = folder / name
-    target.mkdir()
+    if (target / "model.safetensors").exists():
+        return target
+    target.mkdir(exist_ok=True)
     # In a process of its own: torch keeps the memory that it once took.
     arguments = [json.dumps(SHAPES[name]), str(tokenizer), str(target)]
     subprocess.run([sys.executable, "-c", _MAKE, *arguments], check=True, capture_output=True)
