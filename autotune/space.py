@@ -7,7 +7,7 @@ turns any such mapping into a stack that the engine accepts, so a search cannot 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from pydantic import JsonValue
@@ -16,7 +16,7 @@ from kvtune.policies.base import Context, Knob, Policy, Support, describe_range,
 from kvtune.policies.capacity import shortfall
 from kvtune.policies.settings import settings_of
 from kvtune.policies.stack import RULES, Rule, broken_rules, compose, position
-from kvtune.types import Bottleneck, Harm, PolicyStack
+from kvtune.types import Bottleneck, Choice, Harm, PolicyStack
 
 RELIEF: Mapping[Bottleneck, frozenset[str]] = {
     Bottleneck.KV_CAPACITY: frozenset({"capacity"}),
@@ -60,11 +60,15 @@ class SpaceKnob:
 class SearchSpace:
     """What may be tried. `refusals` maps a policy, or `knob=value`, to the reason.
 
-    A knob comes after those that it depends on.
+    A knob comes after those that it depends on. `choices` keeps what policies made of values, and
+    of which context: thousands of points differ in how they combine few choices.
     """
 
     knobs: tuple[SpaceKnob, ...]
     refusals: dict[str, str]
+    choices: dict[tuple[str, str], tuple[Context, Choice]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def defaults(self) -> dict[str, JsonValue]:
@@ -275,11 +279,20 @@ def _without_inactive(space: SearchSpace, point: Mapping[str, JsonValue]) -> dic
 
 
 def _build(space: SearchSpace, point: Mapping[str, JsonValue], ctx: Context) -> PolicyStack:
-    known = policies()
     parameters: dict[str, dict[str, JsonValue]] = {}
     for entry in space.knobs:
         parameters.setdefault(entry.policy, {})[entry.knob.name] = point[entry.knob.name]
-    return compose(known[name]().choice(chosen, ctx) for name, chosen in parameters.items())
+    return compose(_choice(space, name, chosen, ctx) for name, chosen in parameters.items())
+
+
+def _choice(
+    space: SearchSpace, policy: str, parameters: dict[str, JsonValue], ctx: Context
+) -> Choice:
+    key = policy, repr(parameters)  # 1 and True are equal, and not the same value.
+    known = space.choices.get(key)
+    if known is None or known[0] is not ctx:
+        known = space.choices[key] = ctx, policies()[policy]().choice(parameters, ctx)
+    return known[1]
 
 
 def _mend(
