@@ -15,6 +15,7 @@ from typing import cast
 
 import optuna
 from optuna.samplers import TPESampler
+from optuna.storages import RDBStorage
 from optuna.trial import Trial, TrialState
 from pydantic import JsonValue
 from sqlalchemy.exc import SQLAlchemyError
@@ -67,7 +68,7 @@ class Search:
         self, name: str, storage_url: str, *, seed: int, also: Sequence[Also] = ()
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._storage = optuna.storages.RDBStorage(storage_url)
+        self._storage = RDBStorage(storage_url)
         self._study = optuna.create_study(
             study_name="-".join([name, *(["front", *also] if also else [])]),
             storage=self._storage,

@@ -31,7 +31,7 @@ class Cutting(Landscape):
 
 
 @pytest.fixture
-def landscape():
+def landscape(quick_sampler):
     made = Cutting(
         goodput=lambda arguments: (
             {32: 2.0, 64: 0.4}.get(arguments["block-size"], 1.0)
@@ -122,7 +122,7 @@ def test_what_was_cut_stays_so_where_no_time_is_left_to_measure_it(landscape, tu
     assert "no time is left to measure to its end what an earlier run cut" in made.reporter.notes
 
 
-def test_the_sampler_is_told_that_a_cut_trial_was_pruned(landscape, tuning_on):
+def test_the_sampler_is_told_that_a_cut_trial_was_pruned(landscape, tuning_on, optuna_tables):
     made, _ = searched(tuning_on, max_harm=Harm.LOSSLESS)
     (cut,) = [e for e in made.ledger.entries if e.measurement.status is Status.CUT]
     number = made.store.trial(made.study, cut.trial.number).optuna_number

@@ -87,7 +87,7 @@ def test_the_trail_of_a_search_tells_its_rungs_why_they_opened_and_why_it_ended(
     assert steps[-1].kind == "decide"
 
 
-def test_the_sampler_s_table_tells_each_trial_in_words(tuning_on, landscape):
+def test_the_sampler_s_table_tells_each_trial_in_words(tuning_on, landscape, optuna_tables):
     tuning = tuning_on(budget=BUDGET, base=ONLY_BLOCK_SIZE, max_harm=Harm.LOSSLESS)
     tuning.run()
     study = optuna.load_study(study_name=tuning.study.name, storage=tuning.store.url)

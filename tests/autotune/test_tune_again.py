@@ -7,6 +7,8 @@ from kvtune.autotune.tune import Budget
 from kvtune.errors import BadInput
 from kvtune.types import FailureClass, Harm, Outcome, PolicyStack, Status
 
+pytestmark = pytest.mark.usefixtures("optuna_tables")
+
 BUDGET = Budget(trials=4, finalists=1, confirm_rounds=2)
 """Four trials and 2 x 2 confirmations: eight measurements."""
 

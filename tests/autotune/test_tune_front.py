@@ -87,14 +87,14 @@ def test_the_ends_of_the_front_are_confirmed_and_then_its_knee(front_search, blo
         assert {*sizes(tuning, told)} == expected
 
 
-def test_without_further_objectives_there_is_no_front(front_search, blocks):
+def test_without_further_objectives_there_is_no_front(front_search, blocks, optuna_tables):
     tuning = front_search(also=())
     assert tuning.run().front is None
     assert optuna.get_all_study_names(tuning.store.url) == [tuning.study.name]
 
 
 @pytest.mark.parametrize("sampler", [Sampler.MODEL, Sampler.TPE])
-def test_optuna_keeps_all_objectives_of_each_trial(sampler, front_search, blocks):
+def test_optuna_keeps_all_objectives_of_each_trial(sampler, front_search, blocks, optuna_tables):
     tuning = front_search(sampler=sampler)
     tuning.run()
     study = optuna.load_study(

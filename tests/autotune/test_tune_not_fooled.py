@@ -174,7 +174,9 @@ def test_a_luckier_repeat_of_the_defaults_wins_nothing_where_nothing_was_confirm
     assert decision.baseline_figures["goodput_requests_per_s"].estimate == 1.0
 
 
-def test_the_sampler_is_told_what_twins_gave_together(search, landscape, clamped, store):
+def test_the_sampler_is_told_what_twins_gave_together(
+    search, landscape, clamped, store, optuna_tables
+):
     tuning = search(budget=Budget(trials=4, confirm_rounds=2))
     tuning.run()
     study = optuna.load_study(study_name=tuning.study.name, storage=store.url)

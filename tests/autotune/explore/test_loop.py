@@ -101,7 +101,9 @@ def in_optuna(tuning):
     return optuna.load_study(study_name=tuning.study.name, storage=tuning.store.url).trials
 
 
-def test_what_the_proposer_says_is_measured_and_kept_in_optunas_tables(search, landscape):
+def test_what_the_proposer_says_is_measured_and_kept_in_optunas_tables(
+    search, landscape, optuna_tables
+):
     tuning = search(Scripted(32, 256))
     tuning.run()
     assert sizes(landscape) == [None, 32, 256]
