@@ -72,6 +72,12 @@ CLASHES: tuple[Clash, ...] = (
         ("tier_host_bytes", "store_format"),
     ),
     Clash(
+        lambda now: now.asked.tiers is not None and now.kv_dtype.startswith("fp8"),
+        "tiers were never tried with an fp8 cache",
+        "take --kv-cache-dtype auto, or leave tiers out",
+        ("tier_host_bytes", "kv_cache_dtype"),
+    ),
+    Clash(
         lambda now: now.asked.tiers is not None and not now.prefix_caching,
         "tiers keep what the prefix cache publishes, and it is off",
         "leave --no-enable-prefix-caching or tiers out",

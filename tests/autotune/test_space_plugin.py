@@ -92,6 +92,11 @@ def test_what_the_plugin_refuses_together_is_not_tried_and_the_rest_is(values, a
     assert "kv-cache-dtype" not in arguments
 
 
+def test_tiers_give_way_to_an_fp8_cache():
+    values = {"tier_host_bytes": 1 << 32, "kv_cache_dtype": "fp8"}
+    assert arguments_of(values, sharing()) == {"kv-cache-dtype": "fp8"}
+
+
 def test_quest_moves_a_store_to_the_nearest_format_that_goes_with_it():
     asked = asked_by(arguments_of({"store_format": "kivi", "quest_budget_tokens": 512}, sharing()))
     assert (asked.store.format, asked.quest.budget_tokens) == ("turboquant", 512)

@@ -60,6 +60,7 @@ def test_a_few_bytes_of_memory_more_make_no_other_size():
         (on(**{"enable-prefix-caching": False}), "it is off"),
         (on(**{"additional-config.kvtune.store.format": "int8"}), "never tried with a store"),
         (on(**{"additional-config.kvtune.quest.pages": 8}), "summaries"),
+        (on(**{"kv-cache-dtype": "fp8"}), "never tried with an fp8 cache"),
         (on(**{"additional-config.kvtune.tiers.host_bytes": GIB}), "tiers.host_bytes is fixed"),
         (on(**{"additional-config": {"kvtune": {"tiers": {"host_bytes": 1}}}}), "tiers are fixed"),
         (on(**{"enable-lora": True}), "enable-lora is fixed"),

@@ -21,6 +21,8 @@ TOGETHER = [
     (TIERS | QUEST, {}, "summaries"),
     (TIERS | EVICTION, {}, "never tried with page_eviction"),
     (TIERS | INT8, {}, "never tried with a store"),
+    (TIERS, {"kv-cache-dtype": "fp8"}, "never tried with an fp8 cache"),
+    (TIERS, {"kv-cache-dtype": "fp8_e5m2"}, "never tried with an fp8 cache"),
     (EVICTION | INT8, {}, "reads keys back"),
     (EVICTION | WINDOW, {}, "both say which pages stay"),
     (INT8, {"kv-cache-dtype": "fp8"}, "a format of its own"),
@@ -35,6 +37,7 @@ SERVED = [
     (KIVI | WINDOW, {}),
     (EVICTION | QUEST, {}),
     (TIERS | WINDOW, {"prefix-caching-hash-algo": "sha256_cbor"}),
+    (TIERS, {"kv-cache-dtype": "bfloat16"}),
     (QUEST | WINDOW, {"kv-cache-dtype": "fp8"}),
     ({}, {"kv-cache-dtype-skip-layers": ["0"], "enable-prefix-caching": False}),
 ]
