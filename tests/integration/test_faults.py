@@ -39,7 +39,7 @@ class Search:
     def said(self):
         return self._err.read_text()
 
-    def wait_for(self, pattern, *, after=0, limit_s=120):
+    def wait_for(self, pattern, *, after=0, limit_s=300):
         """Wait for a line of progress after so many characters; returns how many there are then."""
         deadline_s = time.monotonic() + limit_s
         while not re.search(pattern, self.said[after:]):
@@ -56,7 +56,7 @@ class Search:
         """The process of the server with this name."""
         return next(child for child in self.tree() if name in child.name())
 
-    def end(self, limit_s=240):
+    def end(self, limit_s=480):
         """Wait for its end; returns its exit code and what it printed."""
         return self.process.wait(limit_s), self._out.read_text()
 
@@ -71,14 +71,14 @@ def workload(tmp_path_factory):
 
 
 @pytest.fixture
-def search(model, workload, tmp_path):
+def search(shallow, workload, tmp_path):
     """Starts a search of two trials in the home of the test; all that it caused ends with it."""
     begun = []
 
     def begin(*words):
         load = ("--workload", workload, "--concurrency", 8, "--goal", "p95 ttft <= 30s")
         limits = ("--budget", 2, "--finalists", 1, "--confirm-rounds", 2)
-        server = ("--model", model, "--kv-memory", f"{kv_mib(64)}iB", *SERVER)
+        server = ("--model", shallow, "--kv-memory", f"{kv_mib(17)}iB", *SERVER)
         begun.append(Search(tmp_path, ("search", *server, *load, *limits, *words)))
         return begun[-1]
 
@@ -139,7 +139,7 @@ def test_a_killed_worker_costs_a_trial_and_a_killed_search_nothing(search, trial
     *points, again = trials()[:3]
     assert points == [stock, crashed], "what had an outcome is not measured again"
     assert again["trial"] == killed["trial"], "what the kill met is tried again"
-    assert again["measurement"]["status"] == "ok"
+    assert again["measurement"]["failure"] is None
     assert len(again["attempts"]) == 2
     assert [row["trial"]["parent"] for row in trials()[3:]] == [0, 2, 2, 0]
 
@@ -168,14 +168,14 @@ def test_a_hung_worker_is_a_hang_that_is_tried_again_and_ctrl_c_keeps_it(search,
     assert len(stock["attempts"]) == 2
 
 
-def test_kv_memory_that_is_too_small_names_the_length_that_fits(model, workload, tmp_path):
-    words = ("--model", model, "--workload", workload, "--kv-memory", f"{kv_mib(8)}iB", *SERVER)
+def test_kv_memory_that_is_too_small_names_the_length_that_fits(shallow, workload, tmp_path):
+    words = ("--model", shallow, "--workload", workload, "--kv-memory", f"{kv_mib(2)}iB", *SERVER)
     profiled = subprocess.run(
         [KVTUNE, "profile", *map(str, words)],
         env={**os.environ, "KVTUNE_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert profiled.returncode == 3
