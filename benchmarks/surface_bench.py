@@ -243,13 +243,11 @@ def goals_of(header: Header, truth: Truth) -> dict[str, Goal]:
     meeting = [figures for figures in told if worth(figures, loose, 0.0) > 0]
     if not meeting:
         return {"no limits": free, "its own limits": loose}
-    slos = tuple(
-        slo.model_copy(
-            update={"limit_s": float(np.quantile([one[slo_key(slo)] for one in meeting], TIGHT))}
-        )
-        for slo in loose.slos
-    )
-    tight = loose.model_copy(update={"slos": slos})
+    slos = []
+    for slo in loose.slos:
+        limit_s = float(np.quantile([one[slo_key(slo)] for one in meeting], TIGHT))
+        slos.append(slo.model_copy(update={"limit_s": round(limit_s, 4)}))
+    tight = loose.model_copy(update={"slos": tuple(slos)})
     return {"no limits": free, "its own limits": loose, "tight limits": tight}
 
 
