@@ -1,5 +1,6 @@
 """Surfaces of a search: a formula over the places of knobs, measured with noise."""
 
+import functools
 import math
 import random
 from dataclasses import dataclass, replace
@@ -18,9 +19,16 @@ SMALL = ("block_size", "max_num_seqs", "max_num_batched_tokens")
 LARGE = (*SMALL, "kv_cache_dtype", "watermark")
 
 
+@functools.cache
 def space_of(names=SMALL):
     whole = build_space(CTX, harm=Harm.NEAR_LOSSLESS)
     return SearchSpace(tuple(k for k in whole.knobs if k.knob.name in names), {})
+
+
+@functools.cache
+def points_of(names):
+    """All points of a space, or, of a large one, thousands."""
+    return tuple(candidates(space_of(names), CTX, most=10_000, rng=random.Random(0)))
 
 
 def share_of(log_excess):
@@ -46,7 +54,7 @@ class Surface:
     def __post_init__(self):
         self.space = space_of(self.names)
         self.goal = Goal() if self.log_excess is None else GOAL
-        self.points = candidates(self.space, CTX, most=10_000, rng=random.Random(0))
+        self.points = points_of(self.names)
 
     def places(self, values):
         return {k.knob.name: place(k, values[k.knob.name]) for k in self.space.knobs}
