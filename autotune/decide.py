@@ -3,7 +3,8 @@
 A finalist is better than the baseline only when the interval of their ratio, from rounds that are
 measured interleaved on held-out requests, lies above 1 (`comparing` says at which confidence). Of
 those that are better, the ones that cannot be told from the best share the first place, and the
-least harmful, then the simplest of them is recommended.
+least harmful, then the simplest of them is recommended: the one that takes the least memory, then
+that with the fewest arguments.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def decide(
         outcome, ties, reasons = _infeasible(goal, everyone, bound_by)
     else:
         outcome, ties, reasons = _choose(field, feasible)
-    chosen = min(ties, key=_harm_and_size)
+    chosen = min(ties, key=_harm_and_cost)
     return Decision(
         outcome=outcome,
         recommended=chosen.number,
@@ -367,6 +368,6 @@ def _tie_reason(ties: Sequence[Candidate]) -> tuple[str, ...]:
     )
 
 
-def _harm_and_size(candidate: Candidate) -> tuple[int, int, int]:
+def _harm_and_cost(candidate: Candidate) -> tuple[int, tuple[int, int], int]:
     harm = list(Harm).index(candidate.stack.harm)
-    return harm, len(candidate.stack.arguments), candidate.number
+    return harm, candidate.stack.cost, candidate.number

@@ -215,6 +215,10 @@ class Policy(ABC):
         """How much these parameters may change answers; unless a policy says more, all the same."""
         return self.harm
 
+    def takes_bytes(self, parameters: Mapping[str, JsonValue]) -> int:
+        """Memory that a server takes for these parameters beside all that it takes without."""
+        return 0
+
     def relieves(self, ctx: Context) -> frozenset[str]:
         """All that it acts on here, in the words of `saves`."""
         return frozenset({self.saves})
@@ -269,6 +273,7 @@ class Policy(ABC):
             arguments=dict(arguments),
             harm=self.harm_of(parameters),
             because=because,
+            takes_bytes=self.takes_bytes(parameters),
         )
 
 

@@ -5,6 +5,7 @@ vLLM's own offload runs on GPUs only. Here too what comes back is what was compu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import JsonValue
@@ -84,6 +85,10 @@ class HostTier(PluginLever):
             f"{reuse_ratio(ctx) or 0:.0%} of prompt tokens could be reused, and those that fall "
             "out of the pool are computed again"
         )
+
+    def takes_bytes(self, parameters: Mapping[str, JsonValue]) -> int:
+        """All of it is taken when the server starts."""
+        return read_count(parameters.get(KNOB, self.off)) or 0
 
     def says(self, value: JsonValue) -> str:
         """Say what is kept where."""

@@ -83,7 +83,7 @@ def candidates(
         if len(found) >= most:
             break
         _add(found, space, ctx, [dict(zip(names, point, strict=True))])
-    return sorted(found.values(), key=lambda one: len(one.stack.arguments))
+    return sorted(found.values(), key=lambda one: one.stack.cost)
 
 
 def is_enumerated(space: SearchSpace) -> bool:

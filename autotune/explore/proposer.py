@@ -139,7 +139,7 @@ class ModelProposer:
             gains = gains / seconds
         near = [int(row) for row in np.flatnonzero(gains >= ALIKE * gains.max())]
         points = view.region.points
-        row = min(near, key=lambda at: (len(points[at].stack.arguments), -gains[at]))
+        row = min(near, key=lambda at: (points[at].stack.cost, -gains[at]))
         return self._pick(view, row)
 
     def stop(self, space: SearchSpace, ctx: Context) -> str:

@@ -204,6 +204,6 @@ class Region:
             self.points.append(one)
             return
         self._rows[one.key] = same
-        if len(one.stack.arguments) < len(self.points[same].stack.arguments):
+        if one.stack.cost < self.points[same].stack.cost:
             self.points[same] = one
             self._fields.clear()

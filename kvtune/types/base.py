@@ -288,7 +288,8 @@ class Choice(Stored):
     """One policy with its parameters, and the engine arguments that serve it.
 
     Argument names are vLLM's long option names without dashes; `True`/`False` become
-    `--name`/`--no-name`, mappings become JSON.
+    `--name`/`--no-name`, mappings become JSON. `takes_bytes` is memory that a server takes for it
+    beside all that it takes without.
     """
 
     policy: str
@@ -296,6 +297,7 @@ class Choice(Stored):
     arguments: dict[str, JsonValue]
     harm: Harm
     because: str = ""
+    takes_bytes: int = 0
 
 
 class PolicyStack(Stored):
@@ -316,6 +318,11 @@ class PolicyStack(Stored):
         for choice in self.choices:
             merged.update(choice.arguments)
         return merged
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        """What it takes to run it whatever it gives, the smaller the simpler: bytes, arguments."""
+        return sum(choice.takes_bytes for choice in self.choices), len(self.arguments)
 
 
 class Trial(Stored):

@@ -87,6 +87,38 @@ def test_of_equally_harmless_settings_that_tie_the_simpler_one_is_recommended():
     assert decision.recommended == 5
 
 
+def taking(number, *takes_bytes):
+    """A trial far above the defaults, of choices that take so much memory each."""
+    choices = (
+        Choice(policy=f"p{at}", parameters={}, arguments={f"a{at}": at}, harm=Harm.LOSSLESS)
+        for at in range(len(takes_bytes))
+    )
+    stack = PolicyStack(
+        choices=tuple(
+            one.model_copy(update={"takes_bytes": taken})
+            for one, taken in zip(choices, takes_bytes, strict=True)
+        )
+    )
+    return Candidate(number, stack, measured((2.0, 2.1, 1.9)))
+
+
+@pytest.mark.parametrize(
+    ("found", "number"),
+    [
+        ([taking(4, 6 << 30), taking(5, 3 << 30)], 5),
+        ([taking(4, 3 << 30), taking(5, 0, 0)], 5),
+        ([taking(4, 1 << 30, 2 << 30), taking(5, 2 << 30, 2 << 30)], 4),
+        ([taking(4, 1 << 30, 1 << 30), taking(5, 2 << 30)], 5),
+        ([taking(4, 1 << 30), taking(5, 1 << 30)], 4),
+    ],
+)
+def test_of_settings_that_tie_those_that_take_less_memory_are_recommended(found, number):
+    decision = decide(GOAL, BASELINE, found, {})
+    assert decision.outcome is Outcome.WINNER
+    assert decision.recommended == number
+    assert len(decision.ties) == 1
+
+
 def test_the_fastest_settings_lose_when_they_miss_the_limit():
     fast = candidate(4, (9.0, 9.1, 8.9), ttft_s=1.2, a=1)
     decision = decide(GOAL, BASELINE, [fast, candidate(5, (2.0, 2.1, 1.9), b=1)], {})

@@ -97,6 +97,21 @@ def test_tiers_give_way_to_an_fp8_cache():
     assert arguments_of(values, sharing()) == {"kv-cache-dtype": "fp8"}
 
 
+def test_points_that_take_less_host_memory_are_the_simpler_ones():
+    ctx = sharing()
+    space = build_space(ctx, harm=Harm.LOSSLESS)
+    (sizes,) = (e.knob.choices for e in space.knobs if e.knob.name == "tier_host_bytes")
+    stacks = [stack_from(space, {"tier_host_bytes": size}, ctx) for size in reversed(sizes)]
+    plain = stack_from(space, {"block_size": 32, "max_num_seqs": 8}, ctx)
+    assert len(plain.arguments) == 2
+    costs = [(size, 1) for size in sizes[1:]]
+    assert [one.cost for one in sorted([*stacks, plain], key=lambda one: one.cost)] == [
+        (0, 0),
+        (0, 2),
+        *costs,
+    ]
+
+
 def test_quest_moves_a_store_to_the_nearest_format_that_goes_with_it():
     asked = asked_by(arguments_of({"store_format": "kivi", "quest_budget_tokens": 512}, sharing()))
     assert (asked.store.format, asked.quest.budget_tokens) == ("turboquant", 512)

@@ -34,6 +34,12 @@ def test_a_size_becomes_the_option_that_the_plugin_reads_and_harms_nothing():
     assert "5.00 GiB of host memory" in choice.because
 
 
+def test_it_says_what_it_takes_so_that_the_smaller_of_two_sizes_is_the_simpler_one():
+    small = on(**{"kv-cache-memory-bytes": 512 * MIB})
+    off, *taken = (HostTier().choice({KNOB: size}, small).takes_bytes for size in sizes(small))
+    assert (off, taken) == (0, [3008 * MIB, 6016 * MIB])
+
+
 def test_sizes_are_shares_of_what_the_pool_leaves_as_far_as_they_are_more_than_it():
     # An eighth and a quarter of 20 GiB; an eighth is less than the pool.
     assert sizes(on()) == [0, 5 * GIB]

@@ -43,8 +43,9 @@ def test_every_point_of_a_small_space_comes_once_the_simplest_first():
     # 5 block sizes, 8 widths and 4 budgets, of which none breaks a rule.
     assert len(found) == len({one.key for one in found}) == 5 * 8 * 4
     assert found[0].values == SPACE.defaults
-    sizes = [len(one.stack.arguments) for one in found]
-    assert sizes == sorted(sizes)
+    costs = [one.stack.cost for one in found]
+    assert costs == sorted(costs)
+    assert costs[0] == (0, 0)
 
 
 def test_of_a_large_space_the_defaults_all_single_moves_and_draws_are_looked_at():

@@ -1,11 +1,16 @@
 import numpy as np
 import pytest
+from contracts.policy_samples import WITH_PLUGIN, on_cpu, workload
 from contracts.surfaces import CTX, LARGE, SMALL, space_of
 
 from kvtune.autotune.explore.candidates import key_of, place
 from kvtune.autotune.explore.likeness import ROUGH, USUAL_AT
 from kvtune.autotune.explore.prior import Foretold, Prior
 from kvtune.autotune.explore.region import DRAWN, FORETOLD_FIRST, GROWN, Region
+from kvtune.autotune.space import SearchSpace, build_space
+from kvtune.policies.host_tier import KNOB
+from kvtune.policies.plugin_arguments import HOST_BYTES
+from kvtune.types import Harm
 
 SPACE, WIDE = space_of(SMALL), space_of(LARGE)
 
@@ -73,6 +78,21 @@ def test_the_simplest_of_equal_points_stands_for_them_whenever_it_is_found():
     assert not any(
         "watermark" in one.stack.arguments for one in region.points if _has_twin(region, one)
     )
+
+
+def test_of_equal_points_those_that_take_less_memory_stand_for_the_others():
+    ctx = on_cpu(
+        engine=WITH_PLUGIN,
+        fingerprint=workload(reuse={128: 0.5}),
+        base_arguments={"kv-cache-memory-bytes": "512M"},
+    )
+    (entry,) = [k for k in build_space(ctx, harm=Harm.LOSSLESS).knobs if k.knob.name == KNOB]
+    _, smaller, larger = entry.knob.choices
+    prior = Prior(lambda arguments: Foretold({"score": 0.0}, HOST_BYTES in arguments))
+    region = Region(SearchSpace((entry,), {}), ctx, prior, lambda told: told.figures["score"], 0)
+    region.include({HOST_BYTES: larger})
+    region.look()
+    assert [one.stack.arguments for one in region.points] == [{HOST_BYTES: smaller}, {}]
 
 
 def _has_twin(region, one):
