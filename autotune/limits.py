@@ -89,7 +89,8 @@ class Rules:
 
     Without `quality`, only the long-prompt canary looks at answers. Without `early_stop`, a trial
     that turns out hopeless is measured to its end; so it is with `also`: what is hopeless by the
-    goal's own objective may be the best by another one.
+    goal's own objective may be the best by another one. `max_host_bytes` is the most host memory
+    that a setting may take beside the KV pool; without, policies set their own bounds.
     """
 
     max_harm: Harm = Harm.NEAR_LOSSLESS
@@ -100,6 +101,7 @@ class Rules:
     early_stop: bool = True
     sampler: Sampler = Sampler.AUTO
     also: tuple[Also, ...] = ()
+    max_host_bytes: int | None = None
 
     @property
     def may_cut(self) -> bool:

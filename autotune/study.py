@@ -33,13 +33,15 @@ def open_study(
     seed: int,
     server: Mapping[str, JsonValue] | None = None,
     quality: Mapping[str, JsonValue] | None = None,
+    max_host_bytes: int | None = None,
 ) -> StudyRow:
     """The study of exactly this search, begun when there is none.
 
     Budgets are no part of what a study is, so a larger budget goes on where a smaller one ended.
     `repeats` and `seed` are: with others every trial would be another measurement. So are what
     servers are handed over with (`environment`) and what else shapes them here (`server`: the
-    command and all of the environment that matters), and what answers may lose (`quality`).
+    command and all of the environment that matters), what answers may lose (`quality`), and how
+    much host memory a setting may take: trials that took more are not to be recommended.
 
     Raises:
         BadInput: `name` is that of a study of something else.
@@ -55,6 +57,8 @@ def open_study(
     }
     if quality is not None:  # Without, it is what it was before there were rules of quality.
         settings["quality"] = dict(quality)
+    if max_host_bytes is not None:  # The same.
+        settings["max_host_bytes"] = max_host_bytes
     identity = {
         "model": model,
         "engine": [engine.name, engine.version, engine.distribution],

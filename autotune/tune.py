@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvtune.autotune.baseline import (
     BaselineLook,
@@ -195,6 +195,7 @@ class Tuning:
         runs = self.ledger.runs(baseline.trial, self.tuning_set, canary=True)
         found = baseline.measurement
         context, profile = self.look.at_load(baseline.trial, found, runs)
+        context = replace(context, max_host_bytes=self.rules.max_host_bytes)
         if profile is not None and found.boundary is None:  # Forecasts are of one load.
             requests = self.tuning_set.requests
             self.foresight.learn(requests, runs[0], found, context, profile.step_time)

@@ -164,7 +164,8 @@ class Context:
 
     `baseline` is the effective configuration of the server run with `base_arguments` alone.
     `base_arguments` are the engine arguments that the user fixed. `max_concurrency` is the most
-    requests that the load has in flight at once.
+    requests that the load has in flight at once. `max_host_bytes` is the most host memory that the
+    user lets a setting take beside the KV pool; without, policies set their own bounds.
     """
 
     engine: EngineInfo
@@ -176,6 +177,7 @@ class Context:
     verdict: Verdict | None = None
     max_concurrency: int | None = None
     detail: DeviceDetail | None = None
+    max_host_bytes: int | None = None
 
     @property
     def platform(self) -> Literal["cpu", "cuda"]:

@@ -6,6 +6,7 @@ vLLM's own offload runs on GPUs only. Here too what comes back is what was compu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import JsonValue
@@ -50,16 +51,23 @@ class HostTier(PluginLever):
     off: ClassVar[JsonValue] = 0
 
     def wanted(self, ctx: Context) -> tuple[JsonValue, ...]:
-        """Shares of the memory that the pool leaves, if larger than it; at most several pools."""
+        """Shares of the memory that the pool leaves, if larger than it.
+
+        They are at most several pools, and at most what the user allows.
+        """
         total, pool = ctx.device.memory_bytes, pool_bytes(ctx.base_arguments, ctx)
         if total is None or pool is None:
             return ()
-        shares = (min(int((total - pool) * share), MOST_POOLS * pool) for share in SHARES)
+        allowed = total if ctx.max_host_bytes is None else ctx.max_host_bytes
+        most = min(MOST_POOLS * pool, allowed)
+        shares = (min(int((total - pool) * share), most) for share in SHARES)
         sizes = {size // STEP_BYTES * STEP_BYTES for size in shares}
         return tuple(sorted(size for size in sizes if size > pool))
 
     def unneeded(self, ctx: Context) -> str:
         """Refuse where few prompts begin alike, or where something else binds."""
+        if ctx.max_host_bytes == 0:
+            return "--max-host-memory 0 lets no setting take host memory"
         for argument, reason in _ALONE.items():
             value = ctx.base_arguments.get(argument)
             if value is True or (read_count(value) or 1) > 1:
@@ -77,6 +85,11 @@ class HostTier(PluginLever):
             return f"the workload is bound by {verdict.bottleneck.value}, not by lost prefixes"
         if self.wanted(ctx):
             return ""
+        if ctx.max_host_bytes is not None and self.wanted(replace(ctx, max_host_bytes=None)):
+            return (
+                f"--max-host-memory lets it take {ctx.max_host_bytes / GIB:.2f} GiB, and the pool "
+                "has as much itself"
+            )
         return "the pool leaves no memory that is known to be larger than itself: set --kv-memory"
 
     def because(self, ctx: Context) -> str:

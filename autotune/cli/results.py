@@ -37,6 +37,7 @@ def space_of(
     workload: Workload,
     plan: LoadPlan,
     max_harm: Harm,
+    max_host_bytes: int | None,
 ) -> SearchSpace:
     """What would be searched, as far as it is known before anything is measured."""
     from kvtune.autotune.space import build_space
@@ -52,6 +53,7 @@ def space_of(
         base_arguments=base,
         fingerprint=workload.fingerprint,
         max_concurrency=plan.concurrency,
+        max_host_bytes=max_host_bytes,
     )
     return build_space(situation, harm=max_harm)
 

@@ -43,6 +43,7 @@ def search(
     probe: search_options.Probe = True,
     probe_time: search_options.ProbeTime = "20s",
     max_harm: search_options.MaxHarm = "near-lossless",
+    max_host_memory: search_options.MaxHostMemory = None,
     explore_lossy: search_options.ExploreLossy = False,
     sampler: search_options.SamplerName = "auto",
     also: search_options.AlsoWanted = None,
@@ -100,6 +101,7 @@ def search(
     from kvtune.types import Harm
 
     harm = search_options.read_harm(max_harm)
+    host_bytes = search_options.read_host_memory(max_host_memory)
     proposing = search_options.read_sampler(sampler)
     check_model(model)
     model = options.resolved_model(model)
@@ -148,7 +150,7 @@ def search(
             start_timeout_s=start_timeout,
             reporter=reporter,
         )
-        space = results.space_of(info, device, model, base, requests, plan, harm)
+        space = results.space_of(info, device, model, base, requests, plan, harm, host_bytes)
         search_options.refuse_same_memory(beside, space, base)
         if dry_run:
             results.print_space(space)
@@ -172,6 +174,7 @@ def search(
             seed=seed,
             server={"command": engine_command, "environment": dict(measured)},
             quality=None if asked is None else asked.settings(),
+            max_host_bytes=host_bytes,
         )
         if asked is None and harm is not Harm.LOSSLESS:
             reporter.note(
@@ -217,6 +220,7 @@ def search(
                     early_stop=not no_early_stop,
                     sampler=proposing,
                     also=beside,
+                    max_host_bytes=host_bytes,
                 ),
             )
             decision = tuning.run()

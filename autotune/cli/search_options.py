@@ -63,6 +63,16 @@ MaxHarm = Annotated[
         "the goal. Whatever may change answers has to pass the questions of quality.",
     ),
 ]
+MaxHostMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--max-host-memory",
+        help="Host memory that a setting may take beside the KV pool at most, such as 8GiB; with "
+        "0 none is tried that takes any [default: a quarter of what the pool leaves, and no more "
+        "than 16 times the pool].",
+        show_default=False,
+    ),
+]
 ExploreLossy = Annotated[
     bool,
     typer.Option(
@@ -190,6 +200,19 @@ def read_harm(text: str) -> types.Harm:
     except ValueError:
         fix = f"use {', '.join(Harm)}"
         raise BadInput(f"--max-harm {text!r} is not known", fix=fix) from None
+
+
+def read_host_memory(text: str | None) -> int | None:
+    """The most host memory that a setting may take, in bytes; None where nobody says.
+
+    Raises:
+        BadInput: it is neither 0 nor a size.
+    """
+    from kvtune.autotune.cli.options import parse_bytes
+
+    if text is None:
+        return None
+    return 0 if text.strip() == "0" else parse_bytes(text)
 
 
 AlsoWanted = Annotated[

@@ -76,6 +76,7 @@ CHANGES = {
     "name of the model": {"served_model_name": "chat"},
     "environment": {"environment": {"A": "1"}},
     "repeats": {"repeats": 2},
+    "host memory": {"max_host_bytes": 0},
     "seed": {"seed": 1},
 }
 

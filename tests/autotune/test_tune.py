@@ -205,6 +205,12 @@ def test_when_nothing_meets_the_goal_the_closest_point_is_named(tuning_on, lands
     assert closest.stack.arguments == {"block-size": 32}
 
 
+def test_what_policies_may_ask_about_has_the_rule_of_host_memory(tuning_on, landscape):
+    tuning = tuning_on(base=ONLY_BLOCK_SIZE, max_harm=Harm.LOSSLESS, max_host_bytes=0)
+    tuning.run()
+    assert tuning.exploration.context.max_host_bytes == 0
+
+
 def test_what_the_engine_is_known_to_refuse_is_not_launched(tuning_on, landscape):
     base = {**ONLY_BLOCK_SIZE, "max-num-seqs": 9, "max-num-batched-tokens": 8}
     tuning = tuning_on(base=base, max_harm=Harm.LOSSLESS)

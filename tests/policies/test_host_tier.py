@@ -52,6 +52,21 @@ def test_no_size_is_more_than_several_pools_as_all_of_it_is_taken_at_the_start()
     assert sizes(on(**{"kv-cache-memory-bytes": 128 * MIB})) == [0, 2048 * MIB]
 
 
+@pytest.mark.parametrize(
+    ("most", "found"),
+    [
+        (16 * GIB, [0, 3008 * MIB, 6016 * MIB]),
+        (4 * GIB, [0, 3008 * MIB, 4 * GIB]),
+        (2 * GIB + 5, [0, 2 * GIB]),
+        (512 * MIB + 1, []),
+        (0, []),
+    ],
+)
+def test_no_size_is_more_than_the_user_allows(most, found):
+    small = on(**{"kv-cache-memory-bytes": 512 * MIB})
+    assert sizes(replace(small, max_host_bytes=most)) == found
+
+
 def test_a_few_bytes_of_memory_more_make_no_other_size():
     more = on()
     more = replace(more, device=more.device.model_copy(update={"memory_bytes": 24 * GIB + 4096}))
@@ -72,6 +87,12 @@ def test_a_few_bytes_of_memory_more_make_no_other_size():
         (on(**{"enable-lora": True}), "enable-lora is fixed"),
         (on(**{"data-parallel-size": 2}), "data parallelism"),
         (on(**{"kv-cache-memory-bytes": 16 * GIB}), "the pool leaves no memory"),
+        (replace(on(), max_host_bytes=0), "--max-host-memory 0 lets no setting take"),
+        (replace(on(), max_host_bytes=4 * GIB), "lets it take 4.00 GiB, and the pool has as much"),
+        (
+            replace(on(**{"kv-cache-memory-bytes": 16 * GIB}), max_host_bytes=4 * GIB),
+            "the pool leaves no memory",
+        ),
         (bound(Bottleneck.COMPUTE), "bound by compute"),
         (bound(Bottleneck.KV_BANDWIDTH), "bound by kv-bandwidth"),
     ],

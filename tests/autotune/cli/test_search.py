@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from kvtune.autotune import space
 from kvtune.autotune.cli.console import TerminalReporter
 from kvtune.autotune.exclusive import only_search_of
 from kvtune.types import Decision, Outcome
@@ -104,6 +105,24 @@ def test_a_boundary_is_only_looked_for_where_a_limit_can_be_missed(after_search,
     assert "give a limit" in said
 
 
+@pytest.mark.parametrize(
+    ("asked", "most"),
+    [((), None), (("--max-host-memory", 0), 0), (("--max-host-memory", "8GiB"), 8 << 30)],
+)
+def test_what_policies_may_ask_about_says_how_much_host_memory_a_setting_may_take(
+    asked, most, after_search, kvtune, monkeypatch
+):
+    seen, build_space = [], space.build_space
+
+    def noted(ctx, *, harm):
+        seen.append(ctx.max_host_bytes)
+        return build_space(ctx, harm=harm)
+
+    monkeypatch.setattr(space, "build_space", noted)
+    kvtune(*after_search.words, *asked, "--dry-run")
+    assert seen == [most]
+
+
 def test_a_search_may_be_lossy(after_search, kvtune):
     words = [word for word in after_search.words if word not in ("--max-harm", "lossless")]
     said = kvtune(*words, "--max-harm", "lossy", "--dry-run").out
@@ -114,6 +133,7 @@ BAD = {
     "a goal that is none": (["--goal", "banana"], "'banana' is not a limit"),
     "a time without a unit": (["--budget-time", "5"], "'5' is not a time"),
     "a harm that is none": (["--max-harm", "some"], "--max-harm 'some' is not known"),
+    "memory that is no size": (["--max-host-memory", "much"], "'much' is not a size"),
     "a load that is none": (["--load-at", "x"], "--load-at 'x' is not known"),
     "a sampler that is none": (["--sampler", "x"], "--sampler 'x' is not known"),
     "an objective that is none": (["--also", "x"], "--also 'x' is not known"),
