@@ -1,4 +1,9 @@
-"""How fast a second tier gives back what it holds: an assumption until a server tells it."""
+"""How fast a second tier gives back what it holds: assumed, bounded by what the device copies.
+
+A step takes as much longer as what it loads takes. Copies to the tier are left out: nobody measured
+them by themselves. A server with kvtune's plugin counts the seconds of both
+(`kvtune:tier_seconds_total`), but no history keeps them yet.
+"""
 
 from __future__ import annotations
 
