@@ -13,14 +13,17 @@ from pathlib import Path
 import psutil
 import pytest
 from contracts.processes import is_alive
-from contracts.processor import needs_avx512
+from contracts.processor import DTYPE, kv_mib
 
-pytestmark = [pytest.mark.integration, needs_avx512]
+pytestmark = pytest.mark.integration
 
 KVTUNE = [str(Path(sys.executable).with_name("kvtune"))]
-GOALS = ("--goal", "p95 ttft <= 3s", "--goal", "p95 itl <= 400ms")
+GOALS = ("--goal", "p95 ttft <= 8s", "--goal", "p95 itl <= 600ms")
 LOAD = ("--concurrency", "20")
-SERVER = ("--kv-memory", "64MiB", "--engine-args", "--enforce-eager --max-model-len 2048")
+SERVER = (
+    *("--kv-memory", f"{kv_mib(17)}iB"),
+    *("--engine-args", f"--enforce-eager --max-model-len 2048 --dtype {DTYPE}"),
+)
 
 
 def kvtune(home, *words, code=0):
@@ -36,6 +39,10 @@ def kvtune(home, *words, code=0):
     return done.stdout
 
 
+def trials_of(home):
+    return json.loads(kvtune(home, "show", "latest", "--json"))["trials"]
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     return tmp_path_factory.mktemp("home")
@@ -46,14 +53,14 @@ def workload(home):
     path = home / "workload.jsonl"
     lengths = ("--input-tokens", "uniform:16-32", "--output-tokens", "uniform:32-48")
     shared = ("--shared-prefixes", 2, "--prefix-tokens", 608)
-    kvtune(home, "workload", "make", "--requests", 80, *shared, *lengths, "-o", path)
+    kvtune(home, "workload", "make", "--requests", 60, *shared, *lengths, "-o", path)
     return path
 
 
 @pytest.fixture(scope="module")
-def search_words(model, workload):
+def search_words(shallow, workload):
     budget = ("--budget", 3, "--finalists", 1, "--heldout-share", 0.5)
-    return ("search", "--model", model, "--workload", workload, *LOAD, *SERVER, *GOALS, *budget)
+    return ("search", "--model", shallow, "--workload", workload, *LOAD, *SERVER, *GOALS, *budget)
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +77,15 @@ def test_the_winner_beats_the_stock_defaults_with_separated_intervals(decision):
 
 
 def test_the_same_command_again_measures_nothing_and_decides_the_same(home, search_words, decision):
-    began_s = time.monotonic()
+    before = trials_of(home)
     again = json.loads(kvtune(home, *search_words, "--json"))
     assert again["recommended"] == decision["recommended"]
     assert again["figures"] == decision["figures"]
-    assert time.monotonic() - began_s < 15, "a single server start and replay takes longer"
+    assert trials_of(home) == before
 
 
 def test_every_trial_was_bound_to_what_the_engine_said_it_ran(home, decision):
-    shown = json.loads(kvtune(home, "show", "latest", "--json"))
-    measured = [row for row in shown["trials"] if row["measurement"]["status"] == "ok"]
+    measured = [row for row in trials_of(home) if row["measurement"]["status"] == "ok"]
     assert len(measured) >= 8, "three trials, and two of them confirmed three times"
     for row in measured:
         effective = row["measurement"]["effective"]
@@ -119,7 +125,9 @@ def test_the_emitted_file_serves_what_was_measured(home, workload, decision):
         log_file.close()
     goodput = profile["metrics"]["goodput_requests_per_s"][0]
     assert goodput > decision["baseline_figures"]["goodput_requests_per_s"]["high"]
-    assert profile["effective"]["block_size_tokens"] < 128
+    measured = trials_of(home)[decision["recommended"]]["measurement"]["effective"]
+    for name in ("block_size_tokens", "kv_cache_size_tokens"):
+        assert profile["effective"][name] == measured[name]
     assert [process for process in tree if is_alive(process)] == [], "the server is gone"
 
 
