@@ -95,8 +95,9 @@ class Results(Stored):
         ]
 
     def methods_on(self, surface: str) -> list[str]:
-        """The methods that were run there, in their order."""
-        return [name for name in self.methods if self.of(surface, name)]
+        """The methods that were run there, or on each of all surfaces, in their order."""
+        on = tuple(self.surfaces) if surface == ALL else (surface,)
+        return [name for name in self.methods if all(self.of(one, name) for one in on)]
 
 
 def markdown(results: Results) -> str:
@@ -109,7 +110,7 @@ def markdown(results: Results) -> str:
         "counts as 0. Medians are over seeds, with 95% intervals from drawing seeds anew; the "
         "tenth percentile is the worst tenth of seeds.",
         "",
-        *(f"- `{name}`: {says}" for name, says in results.methods.items()),
+        *(f"- `{name}`: {says}" for name, says in results.methods.items() if results.of(ALL, name)),
     ]
     for surface in (*results.surfaces, ALL):
         lines += ["", f"## {surface}", "", results.surfaces.get(surface, "Taken together."), ""]
@@ -218,7 +219,7 @@ def _curves(results: Results, surface: str) -> Figure:
                 "name": f"{name}{said}",
                 "x": trials,
                 "y": [percentile(values, percent) for values in at],
-                "line": {"dash": dash, "width": 3 if name == "kvtune" else 1.5},
+                "line": {"dash": dash, "width": 3 if name == "product" else 1.5},
                 "legendgroup": name,
                 "visible": True if percent == 50 else "legendonly",
             }
