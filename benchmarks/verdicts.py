@@ -8,6 +8,10 @@ must not. What the profile forecast for the levers of the engine is held against
     python benchmarks/verdicts.py --model .model/SmolLM2-135M-Instruct --output verdicts.json
     python benchmarks/verdicts.py --from verdicts.json --markdown docs/verdicts.md
 
+    python benchmarks/verdicts.py --model ... --layers 8 --output plugin_effects.json \\
+        --regimes plugin-bandwidth,plugin-capacity,plugin-neither
+
+The last ones are for policies of kvtune's plugin, on part of the model and only where named.
 The results are written after every regime, and regimes that are in the file already are left out.
 Nothing else may run on the machine meanwhile.
 """
@@ -20,7 +24,8 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from verdict_models import make_model
+from plugin_regimes import plugin_regimes
+from verdict_models import cut_model, make_model
 from verdict_parts import Regime
 from verdict_regimes import regimes
 from verdict_report import render
@@ -53,6 +58,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--model", type=Path, help="the checkpoint of SmolLM2-135M-Instruct")
     parser.add_argument("--regimes", help="names with commas between; all by default")
+    parser.add_argument("--layers", type=int, help="the first so many of the model's layers")
     parser.add_argument("--rounds", type=int, default=3, help="of the baseline and every arm")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, default=Path("verdicts.json"))
@@ -70,7 +76,10 @@ def _run(options: argparse.Namespace) -> Results:
     chosen = _chosen(options.regimes)
     with tempfile.TemporaryDirectory() as folder, VllmEngine() as engine:
         results = _started(options, engine)
-        models = {"smollm2": options.model.resolve()}
+        real = options.model.resolve()
+        if options.layers is not None:
+            real = cut_model(real, options.layers, Path(folder))
+        models = {"smollm2": real}
         done = {result.name for result in results.regimes if not result.problem}
         for regime in chosen:
             if regime.name in done:
@@ -93,8 +102,8 @@ def _run(options: argparse.Namespace) -> Results:
 
 
 def _chosen(names: str | None) -> list[Regime]:
-    known = {regime.name: regime for regime in regimes()}
-    wanted = list(known) if names is None else names.split(",")
+    known = {regime.name: regime for regime in (*regimes(), *plugin_regimes())}
+    wanted = [one.name for one in regimes()] if names is None else names.split(",")
     if missing := [name for name in wanted if name not in known]:
         raise SystemExit(f"no regime {missing[0]}; there are {', '.join(known)}")
     return [known[name] for name in wanted]
