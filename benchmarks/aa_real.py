@@ -35,6 +35,7 @@ NOTHING_ACTS = Case(
     built="8 at a time, in a pool that holds ten times as many",
     goal="max goodput",
     base_arguments={
+        "dtype": "float32",
         "kv-cache-memory-bytes": 512 << 20,
         "max-model-len": 1024,
         "enforce-eager": True,

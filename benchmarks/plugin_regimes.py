@@ -33,15 +33,14 @@ def _long_context() -> Regime:
     return Regime(
         "plugin-bandwidth",
         (Bottleneck.KV_BANDWIDTH,),
-        "10 at a time, 48 tokens each, over 3,840 tokens that all share; two layers, 32 KV heads",
+        "10 at a time, 48 tokens each, over 3,840 tokens that all share; six layers, 16 KV heads",
         load,
         _engine(384 * MIB, 4096),
         (
-            # Quest reads the first two layers whole, and this model has no others.
-            *_policies(load, quest="does not help", window="hurts", eviction="open"),
+            *_policies(load, quest="helps", window="hurts", eviction="open"),
             Arm("kv memory x2", "does not help", {"kv-cache-memory-bytes": 768 * MIB}),
         ),
-        model="keys",
+        model="deep keys",
     )
 
 

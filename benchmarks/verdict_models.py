@@ -29,6 +29,14 @@ SHAPES: Mapping[str, Mapping[str, int]] = {
         "num_key_value_heads": 32,
         "head_dim": 64,
     },
+    "deep keys": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 64,
+    },
     "tiny": {
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -37,7 +45,8 @@ SHAPES: Mapping[str, Mapping[str, int]] = {
         "head_dim": 64,
     },
 }
-"""Llamas of two layers with the vocabulary of the tokenizer, whose head shares the embedding."""
+"""Llamas with the vocabulary of the tokenizer, whose head shares the embedding; of two layers where
+nothing else is said."""
 
 _MAKE = """
 import json, sys
@@ -49,9 +58,10 @@ known = json.load(open(tokenizer + "/config.json"))
 torch.manual_seed(0)
 torch.set_default_dtype(torch.bfloat16)
 config = LlamaConfig(
-    num_hidden_layers=2, tie_word_embeddings=True,
+    tie_word_embeddings=True,
     vocab_size=known["vocab_size"], max_position_embeddings=4096, dtype="bfloat16",
-    bos_token_id=known["bos_token_id"], eos_token_id=known["eos_token_id"], **shape,
+    bos_token_id=known["bos_token_id"], eos_token_id=known["eos_token_id"],
+    **{"num_hidden_layers": 2, **shape},
 )
 LlamaForCausalLM(config).save_pretrained(folder)
 """
