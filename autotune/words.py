@@ -7,6 +7,15 @@ from statistics import fmean
 
 from kvtune.types import Bottleneck, Interval, Measurement, Verdict
 
+START_KINDS = {
+    "cold": "a process of its own",
+    "warm": "forked from a process that had the engine loaded",
+    "attached": "it ran already, and kvtune only looked",
+    "live": "that of the trial before, changed while it ran and read back",
+    "narrowed": "started with stock sizes and changed before its load, for later trials to share",
+}
+"""How a server came to run as it did, by `EffectiveConfig.start_kind`."""
+
 _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 

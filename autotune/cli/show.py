@@ -110,7 +110,7 @@ def _show_trial(history: Store, trial: TrialRow, *, json: bool) -> None:
     from kvtune.autotune.cli.quality_table import print_trials
     from kvtune.autotune.ledger import RUNG_CONFIRM
     from kvtune.autotune.strict_json import strict_json
-    from kvtune.autotune.words import amount, boundary_text
+    from kvtune.autotune.words import START_KINDS, amount, boundary_text
     from kvtune.policies.stack import describe
 
     reports = history.quality_reports(trial.study, trial.number)
@@ -155,7 +155,9 @@ def _show_trial(history: Store, trial: TrialRow, *, json: bool) -> None:
     if measurement.effective is not None:
         for key, value in measurement.effective.model_dump(exclude={"schema_version"}).items():
             if value is not None:
-                stdout.print(f"  [dim]{key}: {escape(str(value))}[/dim]", soft_wrap=True)
+                about = f" ({START_KINDS[value]})" if key == "start_kind" else ""
+                said = escape(f"{value}{about}")
+                stdout.print(f"  [dim]{key}: {said}[/dim]", soft_wrap=True)
     for warning in measurement.warnings:
         stdout.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
 

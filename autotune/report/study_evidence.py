@@ -199,8 +199,8 @@ def measured_blocks(view: StudyView) -> tuple[Block, ...]:
     if stock is not None and stock.start_s is not None:
         facts["start of the stock server"] = duration(stock.start_s)
     blocks: list[Block] = [
-        "Every trial is a fresh server whose prefix cache is empty, warm-up requests are not "
-        "counted, and prompts of every repeat differ. A trial that failed has no value.",
+        f"Every load finds an empty prefix cache, warm-up requests are not counted, and prompts of "
+        f"every repeat differ. {_servers(view)} A trial that failed has no value.",
         Table(
             "What all trials have in common",
             (Column("what"), Column("value", is_prose=True)),
@@ -217,6 +217,19 @@ def measured_blocks(view: StudyView) -> tuple[Block, ...]:
             )
         )
     return tuple(blocks)
+
+
+def _servers(view: StudyView) -> str:
+    """Which servers the trials had: their own, or one that ran already and was changed."""
+    found = [point.row.measurement for point in view.points]
+    ran = [one.effective for one in found if one is not None and one.effective is not None]
+    live = sum(effective.start_kind == "live" for effective in ran)
+    if not live:
+        return "Every trial, and every round of the confirmation, had a server of its own."
+    return (
+        f"{live} of {len(ran)} trials had the running server of the trial before, which was "
+        "changed and read back; the others, and every round of the confirmation, started one."
+    )
 
 
 def _warnings(view: StudyView) -> dict[str, list[str]]:

@@ -1,9 +1,11 @@
 """Numbers in words: what is known of a bound is told, and nothing else."""
 
+from typing import get_args
+
 import pytest
 
-from kvtune.autotune.words import interval, percent_change
-from kvtune.types import Interval
+from kvtune.autotune.words import START_KINDS, interval, percent_change
+from kvtune.types import EffectiveConfig, Interval
 
 
 @pytest.mark.parametrize(
@@ -18,3 +20,8 @@ def test_a_ratio_is_told_with_the_bounds_that_it_has(low, high, as_ratio, as_cha
     ratio = Interval(estimate=1.5, low=low, high=high, unit="ratio")
     assert interval(ratio) == as_ratio
     assert percent_change(ratio) == as_change
+
+
+def test_every_way_in_which_a_server_came_to_run_has_words():
+    known = EffectiveConfig.model_fields["start_kind"].annotation
+    assert {kind for one in get_args(known) for kind in get_args(one)} == set(START_KINDS)

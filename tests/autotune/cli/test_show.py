@@ -13,6 +13,7 @@ from kvtune.store.rows import QualityReportRow, StudyRow, TrialRow
 from kvtune.types import (
     Boundary,
     Decision,
+    EffectiveConfig,
     Harm,
     LoadLevel,
     NegativeSample,
@@ -177,6 +178,21 @@ def test_a_trial_at_its_boundary_says_which_load_holds_and_what_came_of_each(kvt
         "fails 16 requests in flight: 160% of the limit, p95 ttft <= 1s",
         "fails 37 requests in flight: requests timed out",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("live", "that of the trial before, changed while it ran"),
+        ("narrowed", "started with stock sizes and changed before its load"),
+        ("warm", "forked from a process that had the engine loaded"),
+    ],
+)
+def test_how_a_server_came_to_run_is_told_in_words(kind, said, kvtune):
+    with open_store() as history:
+        study = a_study(history)
+        add(history, study, 0, {}, measured(1.0, effective=EffectiveConfig(start_kind=kind)))
+    assert f"start_kind: {kind} ({said}" in kvtune("show", f"{study.name}/0").out
 
 
 def test_the_start_of_a_name_is_enough(after_search, kvtune):
