@@ -100,7 +100,10 @@ def missed_by(goal: Goal, measurement: Measurement) -> float:
 
 
 def figures_of(goal: Goal, measurement: Measurement) -> dict[str, Interval]:
-    """The figures that are shown and emitted, with t intervals over the repeats."""
+    """The figures that are shown and emitted, with t intervals over the repeats.
+
+    None of them can be negative, and no share above 1, so that their intervals end there.
+    """
     names = dict.fromkeys([*REPORTED, *map(slo_key, goal.slos)])
     figures = {}
     for name in names:
@@ -108,11 +111,13 @@ def figures_of(goal: Goal, measurement: Measurement) -> dict[str, Interval]:
         if not values:
             continue
         estimate, low, high = mean_interval(values)
+        unit = metric_of(name).unit
+        most = 1.0 if unit == "ratio" else math.inf
         figures[name] = Interval(
             estimate=estimate,
-            low=low,
-            high=high,
-            unit=metric_of(name).unit,
+            low=None if low is None else max(low, 0.0),
+            high=None if high is None else min(high, most),
+            unit=unit,
             repeats=len(values),
             method="mean and t interval over repeats",
         )

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtune.autotune.comparing import Value
-from kvtune.autotune.decide import Candidate, decide, rounds_of
+from kvtune.autotune.decide import Candidate, decide, figures_of, rounds_of
 from kvtune.types import (
     Choice,
     Failure,
@@ -53,6 +53,30 @@ def test_settings_far_above_the_noise_win():
     by_round = (2.0 / 1.0) * (2.1 / 1.1) * (1.9 / 0.9)
     assert decision.gain_ratio.estimate == pytest.approx(by_round ** (1 / 3))
     assert decision.gain_ratio.low > 1
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=2, max_size=8),
+    st.lists(st.floats(0.001, 9), min_size=2, max_size=8),
+)
+def test_no_share_is_above_one_and_no_time_below_zero(shares, times):
+    """As t intervals of few repeats reach farther than what they are of can."""
+    found = Measurement(
+        status=Status.OK,
+        metrics={"good_share_ratio": tuple(shares), "ttft_p95_s": tuple(times)},
+    )
+    figures = figures_of(GOAL, found)
+    share, time = figures["good_share_ratio"], figures["ttft_p95_s"]
+    assert 0 <= share.low <= share.estimate <= share.high <= 1
+    assert 0 <= time.low <= time.estimate <= time.high
+
+
+def test_bounds_of_a_share_end_where_shares_do():
+    metrics = {"good_share_ratio": (0.95, 1.0, 1.0)}
+    share = figures_of(GOAL, Measurement(status=Status.OK, metrics=metrics))["good_share_ratio"]
+    # A mean of 0.9833 with a standard error of 0.01667, and a t quantile of 4.303.
+    assert share.low == pytest.approx(0.9116, abs=1e-4)
+    assert share.high == 1.0
 
 
 def test_a_difference_within_the_noise_is_no_winner():
