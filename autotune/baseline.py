@@ -26,6 +26,7 @@ from kvtune.profilers.probe_plan import plan_probe
 from kvtune.store.database import Store
 from kvtune.store.rows import StudyRow
 from kvtune.types import (
+    Bottleneck,
     Device,
     EffectiveConfig,
     Failure,
@@ -203,8 +204,9 @@ class BaselineLook:
         return context, profile
 
     def bound_by(self, entry: Entry, run: LoadRun) -> str:
-        """What a trial's load was bound by, in words."""
-        return self._profile(entry.trial, entry.measurement, run, probed=None).verdict.summary
+        """What a trial's load was bound by, in words; empty without a verdict."""
+        verdict = self._profile(entry.trial, entry.measurement, run, probed=None).verdict
+        return "" if verdict.bottleneck is Bottleneck.ABSTAIN else verdict.summary
 
     def _profile(
         self, trial: Trial, found: Measurement, run: LoadRun, probed: ProbeResult | None

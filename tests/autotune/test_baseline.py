@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 from contracts.decoding import cells
-from contracts.landscape import DEVICE, Recorder, workload
-from contracts.store_values import some_ceilings
+from contracts.landscape import DEVICE, Recorder, run_of, workload
+from contracts.store_values import a_profile, some_ceilings
 
 from kvtune.autotune import baseline
+from kvtune.autotune.ledger import Entry
 from kvtune.autotune.limits import Budget
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.errors import BadGoal
@@ -18,7 +19,20 @@ from kvtune.profilers.load.client import ClosedLoop
 from kvtune.profilers.measure import UNKNOWN_VOCAB_SIZE, LoadPlan
 from kvtune.profilers.probe import ProbeResult
 from kvtune.profilers.step_gaps import join, observations
-from kvtune.types import Goal, Harm, Interval, Outcome, Slo, StepTimeModel
+from kvtune.types import (
+    Bottleneck,
+    Goal,
+    Harm,
+    Interval,
+    Measurement,
+    Outcome,
+    PolicyStack,
+    Slo,
+    Status,
+    StepTimeModel,
+    Trial,
+    Verdict,
+)
 
 COSTS = {"fixed_s": 0.04, "per_sequence_s": 0.001, "per_kv_token_s": 3e-6}
 CELLS = [(1, 64, 20), (2, 64, 20), (8, 64, 20), (4, 500, 20), (4, 1500, 20)] * 2
@@ -111,6 +125,22 @@ def probed_before(search, store):
     profile = row.profile.model_copy(update={"step_time": MODEL})
     store.save_profile(profile)
     return profile
+
+
+@pytest.mark.parametrize(
+    ("bottleneck", "said"),
+    [(Bottleneck.KV_CAPACITY, "the pool is full"), (Bottleneck.ABSTAIN, "")],
+)
+def test_only_a_verdict_says_what_a_run_was_bound_by(bottleneck, said, search, monkeypatch):
+    verdict = Verdict(
+        bottleneck=bottleneck, confidence="low", evidence=(), summary="the pool is full"
+    )
+    profile = a_profile().model_copy(update={"verdict": verdict})
+    monkeypatch.setattr(baseline, "profile_baseline", lambda *args, **options: profile)
+    tuning, _ = search()
+    trial = Trial(number=1, stack=PolicyStack(), base_arguments={}, repeats=1, seed=0)
+    entry = Entry(trial, Measurement(status=Status.OK), reused=False)
+    assert tuning.look.bound_by(entry, run_of()) == said
 
 
 def test_search_uses_what_an_earlier_probe_found(search, store, probed_before):

@@ -86,10 +86,8 @@ def test_where_nothing_meets_the_goal_it_says_what_limits_the_closest_trial(tuni
     decision = tuning_on(budget=Budget(trials=3)).run()
     assert decision.outcome is Outcome.INFEASIBLE
     assert decision.recommended != 0
-    assert any(
-        "what limits it is p95 ttft <= 1s, which it exceeds by 100%; its run: " in reason
-        for reason in decision.reasons
-    )
+    # There is no verdict on the run of a landscape, which would be told too.
+    assert "what limits it is p95 ttft <= 1s, which it exceeds by 100%" in decision.reasons
 
 
 def test_without_time_to_confirm_the_decision_says_that_nothing_was(tuning_on, landscape):
