@@ -74,7 +74,8 @@ def print_outcome(tuning: Tuning, decision: Decision) -> None:
     print_decision(decision, settings, study=study.name, objective=study.goal.objective)
     trials = tuning.so_far.points
     print_front(decision, {one.trial.number: describe(one.trial.stack) for one in trials})
-    command = "show" if number is None else "emit --format vllm-yaml -o DIRECTORY --study"
+    is_to_run = number is not None and decision.outcome is not Outcome.INFEASIBLE
+    command = "emit --format vllm-yaml -o DIRECTORY --study" if is_to_run else "show"
     stdout.print(f"\nNext: kvtune {command} {study.name}", markup=False, soft_wrap=True)
 
 
@@ -156,10 +157,11 @@ def evidence_table(evidence: tuple[Evidence, ...]) -> Table:
 
 
 def figures_table(decision: Decision) -> Table:
-    """Measured figures of the recommended trial beside those of the stock defaults."""
-    columns = {"recommended": decision.figures, "stock defaults": decision.baseline_figures}
+    """Measured figures of the recommended or closest trial beside those of the stock defaults."""
+    chosen = "closest" if decision.outcome is Outcome.INFEASIBLE else "recommended"
+    columns = {chosen: decision.figures, "stock defaults": decision.baseline_figures}
     if decision.recommended == decision.baseline:
-        del columns["recommended"]
+        del columns[chosen]
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("")
     for name in columns:

@@ -50,6 +50,8 @@ def test_a_goal_that_nothing_meets_is_exit_code_1(after_search, kvtune):
     assert "Infeasible" in said.out
     assert "Closest: trial 0: stock defaults" in said.out
     assert "p95 ttft <= 1us is missed" in said.out
+    assert "Next: kvtune show " in said.out
+    assert "emit" not in said.out
 
 
 def test_servers_that_never_start_are_exit_code_3_with_the_reason(after_search, kvtune):
