@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from kvtune.types import Bottleneck, Interval, Measurement, Verdict
+from kvtune.profilers.goal import slo_key
+from kvtune.types import Bottleneck, Goal, Interval, Measurement, Verdict
 
 START_KINDS = {
     "cold": "a process of its own",
@@ -80,6 +81,12 @@ def percent_change(ratio: Interval | None) -> str:
 def percent(ratio: float) -> str:
     """A ratio as a change in per cent."""
     return f"{ratio - 1:+.0%}"
+
+
+def times_of(goal: Goal) -> dict[str, str]:
+    """The times that tell of a trial, with their names: what the goal limits, else p95s."""
+    limited = {slo_key(slo): f"{slo.statistic} {slo.metric.upper()}" for slo in goal.slos}
+    return limited or {"ttft_p95_s": "p95 TTFT", "itl_p95_s": "p95 ITL"}
 
 
 def verdict_text(verdict: Verdict) -> str:

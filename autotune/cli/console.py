@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,8 +14,9 @@ from rich.markup import escape
 from rich.status import Status as Spinner
 
 from kvtune.autotune.reporting import StepKind
+from kvtune.autotune.words import amount, duration, times_of
 from kvtune.profilers.load.progress import Progress
-from kvtune.types import Bottleneck, Measurement, Status, Trial, Verdict
+from kvtune.types import Bottleneck, Goal, Measurement, Status, Trial, Verdict
 
 if TYPE_CHECKING:
     from kvtune.autotune.search_view import SearchView
@@ -31,11 +33,13 @@ stderr = Console(stderr=True, highlight=False)
 class TerminalReporter:
     """Draws progress: a live line on a terminal, a line every few seconds elsewhere.
 
-    With a `price_per_hour` it ends with what the time has cost.
+    With a `price_per_hour` it ends with what the time has cost. Trials are told by what the `goal`
+    limits.
     """
 
-    def __init__(self, *, price_per_hour: float | None = None) -> None:
+    def __init__(self, *, price_per_hour: float | None = None, goal: Goal | None = None) -> None:
         self._price_per_hour = price_per_hour
+        self._goal = goal or Goal()
         self._spinner: Spinner | None = None
         self._began_s = time.monotonic()
         self._said_s = 0.0
@@ -120,16 +124,7 @@ class TerminalReporter:
         parent = trial.parent
         name = f"trial {trial.number}" if parent is None else f"trial {parent} again"
         if measurement.status is Status.OK:
-            shown = ", ".join(
-                f"{label} {measurement.metrics[key][-1]:{form}}"
-                for key, label, form in (
-                    ("goodput_requests_per_s", "goodput req/s", ".2f"),
-                    ("output_tokens_per_s", "tokens/s", ".0f"),
-                    ("ttft_p95_s", "p95 TTFT s", ".2f"),
-                    ("itl_p95_s", "p95 ITL s", ".3f"),
-                )
-                if measurement.metrics.get(key)
-            )
+            shown = _figures(measurement, self._goal)
             self._line(f"  [green]{name}[/green]: {shown}{again}")
         else:
             failure = measurement.failure
@@ -164,6 +159,22 @@ class TerminalReporter:
 def print_json(text: str) -> None:
     """Write a result for a program."""
     sys.stdout.write(text + "\n")
+
+
+def _figures(measurement: Measurement, goal: Goal) -> str:
+    """What matters of a measurement, the means of its repeats."""
+    means = {name: fmean(values) for name, values in measurement.metrics.items() if values}
+    rates = {
+        "goodput_requests_per_s": ("goodput ", "req/s"),
+        "output_tokens_per_s": ("", "tokens/s"),
+    }
+    found = [
+        f"{label}{amount(means[key], unit)}" for key, (label, unit) in rates.items() if key in means
+    ]
+    times = times_of(goal).items()
+    return ", ".join(
+        [*found, *(f"{name} {duration(means[key])}" for key, name in times if key in means)]
+    )
 
 
 def headline(verdict: Verdict) -> str:

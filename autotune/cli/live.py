@@ -19,6 +19,7 @@ from kvtune.autotune.cli.console import TerminalReporter
 from kvtune.autotune.search_view import Incumbent, Margin, Plan, RungState, SearchView
 from kvtune.autotune.words import digits, duration
 from kvtune.profilers.load.progress import Progress
+from kvtune.types import Goal
 
 DRAWS_PER_S = 1
 """A draw takes milliseconds from a load client in the same process."""
@@ -36,19 +37,21 @@ Part = tuple[int, Text]
 """A line with its rank: the last ones are left out first where the terminal is low."""
 
 
-def search_reporter(*, plain: bool, price_per_hour: float | None = None) -> TerminalReporter:
+def search_reporter(
+    *, plain: bool, price_per_hour: float | None = None, goal: Goal | None = None
+) -> TerminalReporter:
     """The live view where there is a terminal that can draw it; lines where not, or if `plain`."""
     stderr = console.stderr
     if plain or not stderr.is_terminal or stderr.is_dumb_terminal:
-        return TerminalReporter(price_per_hour=price_per_hour)
-    return LiveReporter(price_per_hour=price_per_hour)
+        return TerminalReporter(price_per_hour=price_per_hour, goal=goal)
+    return LiveReporter(price_per_hour=price_per_hour, goal=goal)
 
 
 class LiveReporter(TerminalReporter):
     """Draws where a search stands below the lines that it prints."""
 
-    def __init__(self, *, price_per_hour: float | None = None) -> None:
-        super().__init__(price_per_hour=price_per_hour)
+    def __init__(self, *, price_per_hour: float | None = None, goal: Goal | None = None) -> None:
+        super().__init__(price_per_hour=price_per_hour, goal=goal)
         self._now = self._doing = ""
         self._share: tuple[int, int] | None = None
         self._view: SearchView | None = None

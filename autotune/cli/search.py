@@ -134,7 +134,7 @@ def search(
     plan = search_options.load_at(load_at, plan, requests, wanted)
     time_s = options.parse_duration(budget_time) if budget_time else None
     device = detect_device()
-    reporter = search_reporter(plain=plain or json, price_per_hour=price_per_hour)
+    reporter = search_reporter(plain=plain or json, price_per_hour=price_per_hour, goal=wanted)
     with (
         options.open_history(store) as history,
         options.make_engine(

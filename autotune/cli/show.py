@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from kvtune.store.database import Store
     from kvtune.store.rows import StudyRow, TrialRow
-    from kvtune.types import Boundary, OutputHealth
+    from kvtune.types import Boundary, Goal, OutputHealth
 
 EPILOG = "Examples:\n\n- kvtune show\n\n- kvtune show my-study\n\n- kvtune show my-study/3 --json"
 
@@ -48,6 +48,7 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
     from kvtune.autotune.cli.results import print_decision, print_rejected
     from kvtune.autotune.ledger import RUNG_CONFIRM
     from kvtune.autotune.strict_json import strict_json
+    from kvtune.autotune.words import times_of
     from kvtune.policies.stack import describe
     from kvtune.profilers.goal import goal_text
 
@@ -75,7 +76,7 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
     objective = study.goal.objective_metric
     unit = "req/s" if objective.startswith("goodput") else "tokens/s"
     figures = {objective: f"{study.goal.objective}\n{unit}"}
-    figures |= {"ttft_p95_s": "p95 TTFT\ns", "itl_p95_s": "p95 ITL\ns"}
+    figures |= {key: f"{name}\ns" for key, name in times_of(study.goal).items()}
     if study.settings.get("load_at") == "boundary":
         figures["boundary_load"] = "highest\nload"
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -90,7 +91,7 @@ def _show_study(history: Store, study: StudyRow, *, json: bool) -> None:
         table.add_row(
             str(trial.number),
             escape(name),
-            _status(trial),
+            _status(trial, study.goal),
             *(_mean(trial, key) for key in figures),
         )
     stdout.print(table)
@@ -162,11 +163,17 @@ def _show_trial(history: Store, trial: TrialRow, *, json: bool) -> None:
         stdout.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
 
 
-def _status(trial: TrialRow) -> str:
-    if trial.measurement is None:
+def _status(trial: TrialRow, goal: Goal) -> str:
+    from kvtune.autotune.decide import meets_goal
+    from kvtune.types import Status
+
+    found = trial.measurement
+    if found is None:
         return str(trial.attempts[-1].status) if trial.attempts else "planned"
-    failure = trial.measurement.failure
-    return str(trial.measurement.status if failure is None else failure.failure)
+    if found.failure is not None:
+        return str(found.failure.failure)
+    is_missed = found.status is Status.OK and not meets_goal(goal, found)
+    return "misses" if is_missed else str(found.status)
 
 
 def _print_setting(name: str, value: JsonValue, because: str) -> None:

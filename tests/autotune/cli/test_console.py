@@ -11,9 +11,11 @@ from kvtune.types import (
     Bottleneck,
     Failure,
     FailureClass,
+    Goal,
     Interval,
     Measurement,
     PolicyStack,
+    Slo,
     Status,
     Trial,
     Verdict,
@@ -27,12 +29,12 @@ TRIAL = Trial(number=3, stack=PolicyStack(), base_arguments={}, repeats=1, seed=
 def reporter(monkeypatch):
     """A reporter on a terminal 100 columns wide or on a pipe; `said` is what it wrote."""
 
-    def make(terminal):
+    def make(terminal, **more):
         shown = Console(
             stderr=True, width=100, force_terminal=terminal, record=True, highlight=False
         )
         monkeypatch.setattr(console, "stderr", shown)
-        made = TerminalReporter()
+        made = TerminalReporter(**more)
         made.said = lambda: shown.export_text(clear=False)
         return made
 
@@ -106,9 +108,18 @@ def test_a_trial_is_told_by_its_figures(reporter):
         metrics={"goodput_requests_per_s": (1.0, 1.234), "ttft_p95_s": (0.5, 0.456)},
     )
     quiet.trial(TRIAL, measurement, reused=True)
+    # The means of both repeats, as in all other tables.
     assert (
-        "trial 3: goodput req/s 1.23, p95 TTFT s 0.46 (known, not measured again)" in quiet.said()
+        "trial 3: goodput 1.12 req/s, p95 TTFT 478 ms (known, not measured again)" in quiet.said()
     )
+
+
+def test_a_trial_is_told_by_what_the_goal_limits(reporter):
+    slo = Slo(metric="e2e", statistic="p99", limit_s=2.0)
+    quiet = reporter(False, goal=Goal(slos=(slo,)))
+    metrics = {"output_tokens_per_s": (1137.0,), "ttft_p95_s": (0.5,), "e2e_p99_s": (2.25,)}
+    quiet.trial(TRIAL, Measurement(status=Status.OK, metrics=metrics), reused=False)
+    assert quiet.said().endswith("trial 3: 1,140 tokens/s, p99 E2E 2.25 s\n")
 
 
 def test_a_confirmation_is_told_by_the_trial_that_it_confirms(reporter):

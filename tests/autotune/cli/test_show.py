@@ -14,10 +14,12 @@ from kvtune.types import (
     Boundary,
     Decision,
     EffectiveConfig,
+    Goal,
     Harm,
     LoadLevel,
     NegativeSample,
     Price,
+    Slo,
     Status,
 )
 
@@ -34,6 +36,42 @@ def test_a_study_shows_its_trials_its_decision_and_why_the_others_are_out(after_
     assert f"Recommended: trial {winner}: block-size 32" in said
     others = sorted({1, 2, 3} - {winner})
     assert f"- trials {others[0]}, {others[1]} out: not among the best when it was tried" in said
+
+
+def test_a_study_shows_what_its_goal_limits_and_who_misses_it(kvtune):
+    goal = Goal(slos=(Slo(metric="e2e", statistic="p99", limit_s=9.0),))
+    with open_store() as history:
+        study = a_study(history, goal=goal)
+        for number, e2e_s in enumerate((8.1, 9.9)):
+            metrics = {
+                "goodput_requests_per_s": (2.0,),
+                "ttft_p95_s": (3.3,),
+                "e2e_p99_s": (e2e_s,),
+            }
+            add(
+                history,
+                study,
+                number,
+                {"a": number} if number else {},
+                measured(1, metrics=metrics),
+            )
+    said = kvtune("show", study.name).out
+    rows = [line.split() for line in said.splitlines() if line[:1].isdigit()]
+    assert [row[-3:] for row in rows] == [["ok", "2", "8.1"], ["misses", "2", "9.9"]]
+    assert "p99 E2E" in said
+    assert "TTFT" not in said
+
+
+def test_without_limits_a_study_shows_the_first_token_and_the_gaps(kvtune):
+    with open_store() as history:
+        study = a_study(history, goal=Goal())
+        add(history, study, 0, {}, measured(2.0, ttft_s=99.0))
+    said = kvtune("show", study.name).out
+    assert "p95 TTFT" in said
+    assert "p95 ITL" in said
+    assert [line.split()[-4:] for line in said.splitlines() if line[:1] == "0"] == [
+        ["ok", "2", "99", "-"]
+    ]
 
 
 def test_a_study_as_json_holds_valid_rows(after_search, kvtune):
