@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from kvtune.autotune.rounds import Confirming
 from kvtune.profilers.load.progress import Progress
 from kvtune.types import Measurement, Trial, Verdict
 
@@ -48,6 +49,9 @@ class Reporter(Protocol):
     def standing(self, view: SearchView) -> None:
         """Where a search stands, after each trial and before the confirmation."""
 
+    def confirming(self, state: Confirming) -> None:
+        """Where its confirmation stands, before each measurement and after the last."""
+
 
 class Quiet:
     """A reporter that says nothing."""
@@ -81,4 +85,7 @@ class Quiet:
         """Say nothing."""
 
     def standing(self, view: SearchView) -> None:
+        """Say nothing."""
+
+    def confirming(self, state: Confirming) -> None:
         """Say nothing."""

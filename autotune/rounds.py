@@ -7,7 +7,8 @@ common); a confirmation that ends early for want of time spends at its end what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 LOOKS = (3, 5, 8)
@@ -20,6 +21,21 @@ A false winner may be named in 5% of all searches; half of that leaves room for 
 it should be."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Confirming:
+    """A confirmation between two of its measurements, in round `number` of at most `most`.
+
+    `values` maps a trial to the mean of its objective so far. All that is left takes about `left_s`
+    as a rule, without questions; `asked_s` is what questions took until now.
+    """
+
+    number: int
+    most: int
+    values: Mapping[int, float]
+    left_s: float
+    asked_s: float = 0.0
 
 
 def looks(most: int) -> tuple[int, ...]:
@@ -35,6 +51,11 @@ def usual(most: int) -> int:
 def next_look(number: int, most: int) -> int:
     """After how many rounds they are looked at next, once `number` are over."""
     return next(look for look in looks(most) if look > number)
+
+
+def rounds_left(number: int, most: int) -> int:
+    """How many more there are as a rule once `number` are over, and there is a next one."""
+    return max(usual(most), next_look(number, most)) - number
 
 
 def level_at(look: int, most: int) -> float:

@@ -95,7 +95,8 @@ class Plan:
 class SearchView:
     """A search between two trials. `unit` is that of the objective.
 
-    `failures` maps a class, or a reason in words, to how many trials there were of it.
+    `failures` maps a class to how many measurements failed so, and `out` a reason in words to how
+    many ran and still are nothing to choose from.
     """
 
     objective: str
@@ -106,6 +107,7 @@ class SearchView:
     plan: Plan
     ladder: tuple[RungState, ...] = ()
     failures: Mapping[str, int] = field(default_factory=dict)
+    out: Mapping[str, int] = field(default_factory=dict)
 
 
 def view_of(so_far: SoFar, rungs: Sequence[Rung], top: int, *, is_over: bool = False) -> SearchView:
@@ -132,6 +134,7 @@ def view_of(so_far: SoFar, rungs: Sequence[Rung], top: int, *, is_over: bool = F
         ),
         ladder=_ladder(points, rungs, top),
         failures=_failures(so_far),
+        out=_out(so_far),
     )
 
 
@@ -154,7 +157,7 @@ def _best(so_far: SoFar) -> Incumbent | None:
     """The one that may be shipped and is best, or closest to the goal; the baseline may be it."""
     goal, points = so_far.goal, so_far.distinct
     stock = [e for e in points if e.trial.number == 0 and objective_values(goal, e.measurement)]
-    contenders = [*ranked(goal, points, so_far.gates)[:1], *stock]
+    contenders = [*ranked(goal, so_far.contenders, so_far.gates)[:1], *stock]
     if not contenders:
         return None
 
@@ -179,13 +182,14 @@ def _best(so_far: SoFar) -> Incumbent | None:
 
 
 def _failures(so_far: SoFar) -> dict[str, int]:
-    """How many measurements gave nothing to choose from, most frequent first."""
-    found: Counter[str] = Counter()
-    for entry in so_far.ledger.entries:
-        if (failure := entry.measurement.failure) is not None:
-            found[failure.failure.value] += 1
-        elif entry.measurement.status is Status.CUT:
-            found[CUT] += 1
-        elif so_far.gates.objection(entry):
-            found[OUT] += 1
-    return dict(found.most_common())
+    """How many measurements failed, by class, most frequent first."""
+    failures = [entry.measurement.failure for entry in so_far.ledger.entries]
+    return dict(Counter(one.failure.value for one in failures if one is not None).most_common())
+
+
+def _out(so_far: SoFar) -> dict[str, int]:
+    """How many measurements gave nothing to choose from although nothing failed."""
+    ran = [entry for entry in so_far.ledger.entries if entry.measurement.failure is None]
+    cut = [entry for entry in ran if entry.measurement.status is Status.CUT]
+    refused = [one for one in ran if one not in cut and so_far.gates.objection(one)]
+    return {name: len(of) for name, of in ((CUT, cut), (OUT, refused)) if of}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtune.autotune.reporting import Reporter, StepKind
+from kvtune.autotune.rounds import Confirming
 from kvtune.autotune.search_view import SearchView
 from kvtune.autotune.words import verdict_text
 from kvtune.profilers.load.progress import Progress
@@ -64,6 +65,10 @@ class KeepsSteps:
     def standing(self, view: SearchView) -> None:
         """Pass it on."""
         self._reporter.standing(view)
+
+    def confirming(self, state: Confirming) -> None:
+        """Pass it on."""
+        self._reporter.confirming(state)
 
     def _keep(self, kind: StepKind, says: str, trial: int | None = None) -> None:
         if (kind, says) not in self._kept:

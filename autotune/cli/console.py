@@ -13,12 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status as Spinner
 
+from kvtune.autotune.cli.standing_words import line_of
 from kvtune.autotune.reporting import StepKind
-from kvtune.autotune.words import amount, duration, times_of
+from kvtune.autotune.words import amount, boundary_text, duration, times_of
 from kvtune.profilers.load.progress import Progress
 from kvtune.types import Bottleneck, Goal, Measurement, Status, Trial, Verdict
 
 if TYPE_CHECKING:
+    from kvtune.autotune.rounds import Confirming
     from kvtune.autotune.search_view import SearchView
 
 PLAIN_INTERVAL_S = 5.0
@@ -45,6 +47,7 @@ class TerminalReporter:
         self._said_s = 0.0
         self._title = ""
         self._starting = False
+        self._stood = 0
 
     @contextmanager
     def live(self) -> Iterator[TerminalReporter]:
@@ -125,6 +128,8 @@ class TerminalReporter:
         name = f"trial {trial.number}" if parent is None else f"trial {parent} again"
         if measurement.status is Status.OK:
             shown = _figures(measurement, self._goal)
+            load = boundary_text(measurement)
+            shown += f"; {escape(load)}" if load else ""
             self._line(f"  [green]{name}[/green]: {shown}{again}")
         else:
             failure = measurement.failure
@@ -134,7 +139,13 @@ class TerminalReporter:
             self._line(f"  [{colour}]{name}[/{colour}]: {said}{again}")
 
     def standing(self, view: SearchView) -> None:
-        """Say nothing: the lines of its trials say where a search stands."""
+        """Print where a search stands, once after each trial."""
+        if view.tried != self._stood:
+            self._stood = view.tried
+            self._line(f"  [dim]{escape(line_of(view, self._price_per_hour))}[/dim]")
+
+    def confirming(self, state: Confirming) -> None:
+        """Say nothing: each measurement of a confirmation has a line."""
 
     def _line(self, text: str) -> None:
         stderr.print(f"[dim]{self._elapsed()}[/dim] {text}", soft_wrap=True)

@@ -7,8 +7,9 @@ thread draws them once a second from what was noted: whoever measures only notes
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from rich.console import Group
 from rich.live import Live
@@ -16,8 +17,10 @@ from rich.text import Text
 
 from kvtune.autotune.cli import console
 from kvtune.autotune.cli.console import TerminalReporter
-from kvtune.autotune.search_view import Incumbent, Margin, Plan, RungState, SearchView
-from kvtune.autotune.words import digits, duration
+from kvtune.autotune.cli.standing_words import MET, best_text, left_text, plan_text, used_text
+from kvtune.autotune.rounds import Confirming
+from kvtune.autotune.search_view import Incumbent, Margin, RungState, SearchView
+from kvtune.autotune.words import digits
 from kvtune.profilers.load.progress import Progress
 from kvtune.types import Goal
 
@@ -55,6 +58,8 @@ class LiveReporter(TerminalReporter):
         self._now = self._doing = ""
         self._share: tuple[int, int] | None = None
         self._view: SearchView | None = None
+        self._rounds: Confirming | None = None
+        self._asking_s = 0.0
         self._seen_s = self._began_s
 
     @contextmanager
@@ -90,7 +95,20 @@ class LiveReporter(TerminalReporter):
 
     def standing(self, view: SearchView) -> None:
         """Note where the search stands."""
+        self._rounds, self._asking_s = None, view.plan.asking_s
         self._view, self._seen_s = view, time.monotonic()
+
+    def confirming(self, state: Confirming) -> None:
+        """Note where the confirmation stands, and what is left of it in the plan."""
+        self._rounds, now_s = state, time.monotonic()
+        if (view := self._view) is not None:
+            plan = replace(
+                view.plan,
+                left_s=view.plan.left_s - (now_s - self._seen_s),
+                confirming_s=state.left_s,
+                asking_s=max(0.0, self._asking_s - state.asked_s),
+            )
+            self._view, self._seen_s = replace(view, plan=plan), now_s
 
     def __rich__(self) -> Group:
         """All lines that there is room for, as a terminal of this size shows them."""
@@ -147,32 +165,23 @@ class LiveReporter(TerminalReporter):
                 (5, _line("", _margin(margin, names, width, self._glyphs)))
                 for margin in view.best.margins
             ]
+        if (state := self._rounds) is not None:
+            parts.append((4, _line("rounds", _rounds(state))))
         for place, rung in enumerate(view.ladder):
             parts.append((7, _line("" if place else "ladder", _rung(rung))))
         parts.append((3, _line("left", self._left(view))))
-        parts.append((8, _line("for", Text(_plan_text(view.plan)))))
+        parts.append((8, _line("for", Text(plan_text(view.plan)))))
         if view.failures:
-            found = ", ".join(f"{name} {count}" for name, count in view.failures.items())
-            parts.append((6, _line("failed", Text(found, "red"))))
+            parts.append((6, _line("failed", Text(_counted(view.failures), "red"))))
+        if view.out:
+            parts.append((6, _line("out", Text(_counted(view.out), "yellow"))))
         return parts
 
     def _left(self, view: SearchView) -> Text:
         """Trials, time and money, as of now."""
-        plan, passed_s = view.plan, time.monotonic() - self._seen_s
-        left_s = max(0.0, plan.left_s - passed_s)
-        said = [f"{plan.trials} of {view.most} trials"]
-        is_limited = left_s != float("inf")
-        if is_limited:
-            said.append(f"{_clock(left_s)} of time")
-        elif plan.trial_s:
-            left_s = max(0.0, plan.expected_s - passed_s)
-            said.append(f"about {_clock(left_s)}")
-        if self._price_per_hour is not None and (is_limited or plan.trial_s):
-            most = "at most " if is_limited else "about "
-            said.append(f"{most}{left_s / 3600 * self._price_per_hour:.2f} to pay")
-        if self._price_per_hour is not None:
-            said.append(f"{self._spent():.2f} spent")
-        return Text(", ".join(said))
+        price = self._price_per_hour
+        said = left_text(view, time.monotonic() - self._seen_s, price)
+        return Text(said if price is None else f"{said}, {self._spent():.2f} spent")
 
 
 def _fitting(parts: Sequence[Part], rows: int) -> list[Text]:
@@ -202,25 +211,18 @@ def _bar(share: float, cells: int, style: str, glyphs: str) -> Text:
 
 
 def _incumbent(view: SearchView, best: Incumbent) -> Text:
-    name = "stock defaults" if best.number == 0 else f"trial {best.number}"
-    said = f", {view.objective} {digits(best.value)} {view.unit}"
-    if best.number and best.over_stock is not None:
-        said += f", {digits(best.over_stock)} times stock"
-    met = (", meets the goal", "green") if best.meets_goal else (", misses the goal", "yellow")
-    return Text.assemble((name, "bold"), said, met)
+    name = f"trial {best.number}" if best.number else "stock defaults"
+    met = (f", {MET[best.meets_goal]}", "green" if best.meets_goal else "yellow")
+    return Text.assemble((name, "bold"), f", {best_text(view, best)}", met)
 
 
 def _margin(margin: Margin, names: int, width: int, glyphs: str) -> Text:
     """A limit as a bar that is full where it is used up."""
     name = f"{margin.limit:<{names}}  "
     cells = max(8, width // 3 - 8)
-    if margin.value_s is None:
-        return Text.assemble(name, _bar(0, cells, "dim", glyphs), " not measured")
-    used = margin.value_s / margin.limit_s
+    used = 0.0 if margin.value_s is None else margin.value_s / margin.limit_s
     style = "red" if used > 1 else "yellow" if used > NEAR_LIMIT else "green"
-    return Text.assemble(
-        name, _bar(used, cells, style, glyphs), f" {used:.0%}, {duration(margin.value_s)}"
-    )
+    return Text.assemble(name, _bar(used, cells, style, glyphs), f" {used_text(margin)}")
 
 
 def _rung(rung: RungState) -> Text:
@@ -229,20 +231,13 @@ def _rung(rung: RungState) -> Text:
     return Text.assemble(f"{rung.name:<17}", (f"{rung.state:<7}", STATE_STYLES[rung.state]), about)
 
 
-def _plan_text(plan: Plan) -> str:
-    """What is left goes to."""
-    count = plan.affordable
-    trials = f"up to {count} trial{'' if count == 1 else 's'}" if count else "no more trials"
-    if not plan.trial_s:
-        return trials
-    each = f" of {duration(plan.trial_s)}" if count else ""
-    said = [trials + each, f"confirmation {_clock(plan.confirming_s)}"]
-    if plan.asking_s:
-        said.append(f"questions {_clock(plan.asking_s)}")
-    return ", ".join(said)
+def _rounds(state: Confirming) -> Text:
+    """The round of the confirmation that is under way, and who has what so far."""
+    said = f"{state.number} of at most {state.most}"
+    names = {number: f"trial {number}" if number else "stock" for number in state.values}
+    found = ", ".join(f"{names[number]} {digits(value)}" for number, value in state.values.items())
+    return Text(f"{said}: {found}" if found else said)
 
 
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+def _counted(found: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in found.items())

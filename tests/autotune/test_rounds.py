@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtune.autotune.rounds import ALPHA, level_at, level_left, looks, next_look, turned, usual
+from kvtune.autotune.rounds import (
+    ALPHA,
+    level_at,
+    level_left,
+    looks,
+    next_look,
+    rounds_left,
+    turned,
+    usual,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +57,11 @@ def test_nobody_needs_no_order():
 def test_the_next_look_is_the_first_after_the_rounds_that_are_over():
     assert [next_look(number, 8) for number in range(8)] == [3, 3, 3, 5, 5, 8, 8, 8]
     assert next_look(0, 2) == 2
+
+
+def test_rounds_go_on_to_the_usual_one_or_to_the_next_look():
+    assert [rounds_left(number, 8) for number in range(8)] == [5, 4, 3, 2, 1, 3, 2, 1]
+    assert [rounds_left(number, 2) for number in range(2)] == [2, 1]
 
 
 def test_time_is_kept_for_the_rounds_that_are_usual():

@@ -7,7 +7,7 @@ from contracts.landscape import ONLY_BLOCK_SIZE, Recorder, failed
 
 from kvtune.autotune.limits import Budget
 from kvtune.autotune.search_view import Plan
-from kvtune.types import FailureClass, Harm
+from kvtune.types import FailureClass, Harm, Measurement, OutputHealth, Status
 
 
 class Watching(Recorder):
@@ -89,6 +89,21 @@ def test_failures_are_counted_by_class(watched, landscape):
     last = watched(trials=4)[-1][1]
     assert last.tried > 1
     assert last.failures == {"crash-at-start": last.tried - 1}
+    assert last.out == {}
+
+
+def test_who_was_given_up_or_may_not_be_shipped_did_not_fail(watched, landscape):
+    cut = Measurement(status=Status.CUT, share=0.5, cut="hopeless", wall_s=1.0)
+    landscape.goodput = lambda arguments: cut if arguments.get("block-size") == 32 else 1.0
+
+    def outputs(trial):
+        looping = 90 if trial.arguments.get("block-size") == 64 else 0
+        return OutputHealth(answers=100, text_prompts=100, long_prompts=100, looping=looping)
+
+    landscape.outputs = outputs
+    last = watched(trials=4)[-1][1]
+    assert last.failures == {}
+    assert last.out == {"given up early": 1, "may not be shipped": 1}
 
 
 def test_a_plan_spends_what_is_left_on_the_end_first():

@@ -6,6 +6,7 @@ from contracts.landscape import ONLY_BLOCK_SIZE
 
 from kvtune.autotune.report.study_trail import trail
 from kvtune.autotune.report.study_view import study_view
+from kvtune.autotune.rounds import Confirming
 from kvtune.autotune.steps import KeepsSteps
 from kvtune.autotune.tune import Budget
 from kvtune.types import Bottleneck, Harm, Verdict
@@ -41,6 +42,15 @@ def test_notes_steps_and_the_verdict_are_kept_and_passed_on(keeper):
         ("verdict", "bound by kv-capacity (high confidence): the pool is full", None),
     ]
     assert keeper._reporter.notes == ["a remark", "the end"]
+
+
+def test_where_a_confirmation_stands_is_passed_on_and_not_kept(keeper):
+    told = []
+    keeper._reporter.confirming = told.append
+    state = Confirming(1, 8, {0: 2.0}, left_s=9.0)
+    keeper.confirming(state)
+    assert told == [state]
+    assert kept(keeper) == []
 
 
 def test_what_was_said_before_is_kept_once(keeper):

@@ -1,18 +1,24 @@
 """Progress: a live line on a terminal, a line now and then elsewhere, and never in the results."""
 
+import math
+from dataclasses import replace
+
 import pytest
 from rich.console import Console
 
 from kvtune.autotune.cli import console
 from kvtune.autotune.cli.console import TerminalReporter, headline, shares_text
+from kvtune.autotune.search_view import Incumbent, Margin, Plan, SearchView
 from kvtune.autotune.words import amount, digits, interval
 from kvtune.profilers.load.progress import Progress
 from kvtune.types import (
     Bottleneck,
+    Boundary,
     Failure,
     FailureClass,
     Goal,
     Interval,
+    LoadLevel,
     Measurement,
     PolicyStack,
     Slo,
@@ -120,6 +126,42 @@ def test_a_trial_is_told_by_what_the_goal_limits(reporter):
     metrics = {"output_tokens_per_s": (1137.0,), "ttft_p95_s": (0.5,), "e2e_p99_s": (2.25,)}
     quiet.trial(TRIAL, Measurement(status=Status.OK, metrics=metrics), reused=False)
     assert quiet.said().endswith("trial 3: 1,140 tokens/s, p99 E2E 2.25 s\n")
+
+
+def test_a_trial_is_told_by_the_load_that_it_holds_where_that_was_looked_for(reporter):
+    metrics = {"boundary_low": (12.0,), "boundary_high": (14.0,), "boundary_load": (13.1,)}
+    level = LoadLevel(load=14, violation=0.2, worst="p95 ttft <= 1s")
+    found = Measurement(
+        status=Status.OK,
+        metrics={"goodput_requests_per_s": (2.0,), **metrics},
+        boundary=Boundary(unit="requests in flight", levels=(level,)),
+    )
+    quiet = reporter(False)
+    quiet.trial(TRIAL, found, reused=False)
+    assert quiet.said().endswith(
+        "trial 3: goodput 2 req/s; holds up to 13 requests in flight (12 to 14); "
+        "what limits it is p95 ttft <= 1s\n"
+    )
+
+
+def test_lines_tell_where_a_search_stands_once_after_each_trial(reporter):
+    plan = Plan(trials=7, left_s=80.0, trial_s=4.0, confirming_s=20.0, asking_s=0.0)
+    limits = (Margin("p95 ttft <= 1s", 0.25, 1.0), Margin("p95 itl <= 1s", None, 1.0))
+    best = Incumbent(2, "block-size 32", 49.61, 1.78, True, limits)
+    view = SearchView("goodput", "requests/s", 3, 10, best, plan)
+    quiet = reporter(False, price_per_hour=36.0)
+    quiet.standing(view)
+    quiet.standing(view)
+    nothing = replace(view, best=None, tried=4, plan=replace(plan, trials=6, left_s=math.inf))
+    quiet.standing(nothing)
+    # 7 trials of 4 s and 20 s, 48 s at 0.01 a second; 44 s with one trial less.
+    assert [line[6:].strip() for line in quiet.said().splitlines()] == [
+        "best so far: trial 2, goodput 49.6 requests/s, 1.78 times stock, meets the goal "
+        "(p95 ttft <= 1s: 25%, 250 ms, p95 itl <= 1s: not measured); "
+        "left: 7 of 10 trials, 1:20 of time, about 0.48 to pay",
+        "best so far: nothing has a number yet; left: 6 of 10 trials, about 0:44, "
+        "about 0.44 to pay",
+    ]
 
 
 def test_a_confirmation_is_told_by_the_trial_that_it_confirms(reporter):

@@ -10,6 +10,7 @@ from rich.console import Console
 from kvtune.autotune.cli import console, live
 from kvtune.autotune.cli.console import TerminalReporter
 from kvtune.autotune.cli.live import LiveReporter, search_reporter
+from kvtune.autotune.rounds import Confirming
 from kvtune.autotune.search_view import Incumbent, Margin, Plan, RungState, SearchView
 from kvtune.profilers.load.progress import Progress
 
@@ -39,8 +40,12 @@ VIEW = SearchView(
         RungState("L2 near-lossless", "closed", "opens when L1 misses the goal"),
         RungState("L3 lossy", "closed", "--max-harm near-lossless"),
     ),
-    failures={"does-not-fit": 2, "given up early": 1},
+    failures={"does-not-fit": 2, "crash-under-load": 1},
+    out={"given up early": 3},
 )
+ROUND_S = 5.0
+"""From one measurement of a confirmation to the next."""
+
 HALF = Progress(done=30, failed=0, total=60, in_flight=16, elapsed_s=9.0, output_tokens_per_s=812)
 
 
@@ -50,7 +55,9 @@ def drawn(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
 
-    def make(view=VIEW, *, width=80, height=24, price=None, later_s=0.0, encoding="utf-8"):
+    def make(
+        view=VIEW, *, width=80, height=24, price=None, later_s=0.0, encoding="utf-8", rounds=()
+    ):
         out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
         terminal = Console(
             file=out, width=width, height=height, force_terminal=True, color_system=None
@@ -63,6 +70,9 @@ def drawn(monkeypatch):
         if view is not None:
             reporter.standing(view)
         now[0] += later_s
+        for state in rounds:
+            reporter.confirming(state)
+            now[0] += ROUND_S
         terminal.print(reporter, end="")
         out.seek(0)
         return out.read().splitlines()
@@ -78,7 +88,7 @@ def line_of(lines, word):
 
 def test_all_that_is_known_of_a_search_is_on_a_screen_of_80_by_24(drawn):
     lines = drawn()
-    assert len(lines) <= 20
+    assert len(lines) <= 20  # As many as there is room for.
     assert all(len(line) <= 80 for line in lines)
     assert "max goodput" in lines[0]
     assert line_of(lines, "now").endswith("Measuring 6 of 12: block-size 64")
@@ -94,7 +104,13 @@ def test_all_that_is_known_of_a_search_is_on_a_screen_of_80_by_24(drawn):
     assert line_of(lines, "L2").endswith("closed opens when L1 misses the goal")
     assert line_of(lines, "L1 loss").endswith("open   4 tried, block-size, max-num-seqs")
     assert line_of(lines, "left").endswith("7 of 12 trials, 10:00 of time")
-    assert line_of(lines, "failed").endswith("does-not-fit 2, given up early 1")
+
+
+def test_what_was_given_up_is_no_failure(drawn):
+    lines = drawn(height=30)
+    assert line_of(lines, "failed").endswith("does-not-fit 2, crash-under-load 1")
+    assert line_of(lines, " out ") == "out     given up early 3"
+    assert not [line for line in drawn(replace(VIEW, out={}), height=30) if " out " in line]
 
 
 def test_what_is_left_is_told_with_what_it_goes_to(drawn):
@@ -124,9 +140,43 @@ def test_without_a_limit_on_time_the_plan_says_about_how_long_it_takes(drawn):
 
 
 def test_a_price_says_what_was_spent_and_what_can_still_be_spent(drawn):
-    # 600 s at 12 an hour are 2.00, of which 30 s are 0.10.
+    # 7 * 40 s + 240 s + 60 s are expected, 550 s after 30 s: what is left of the time is not used.
     said = line_of(drawn(price=12.0, later_s=30.0), "left")
-    assert said.endswith("9:30 of time, at most 1.90 to pay, 0.10 spent")
+    assert said.endswith("9:30 of time, about 1.83 to pay, 0.10 spent")
+
+
+def test_a_confirmation_shows_who_has_what_and_what_is_left_of_it(drawn):
+    over = replace(VIEW, plan=replace(PLAN, trials=0))
+    first = Confirming(1, 8, {}, left_s=200.0)
+    later = Confirming(3, 8, {0: 29.31, 2: 48.2, 6: 47.94}, left_s=90.0, asked_s=45.0)
+    lines = drawn(over, rounds=[first], price=12.0)
+    assert line_of(lines, "rounds") == "rounds  1 of at most 8"
+    assert (
+        line_of(lines, "confirmation")
+        == "for     no more trials, confirmation 3:20, questions 1:00"
+    )
+    lines = drawn(over, rounds=[first, later], price=12.0, later_s=10.0)
+    assert line_of(lines, "rounds").endswith(
+        "3 of at most 8: stock 29.3, trial 2 48.2, trial 6 47.9"
+    )
+    assert line_of(lines, "confirmation").endswith(
+        "no more trials, confirmation 1:30, questions 0:15"
+    )
+    # 90 s and 15 s, less the 5 s since then; of 600 s of time 20 s have passed.
+    said = line_of(lines, "left")
+    assert said.endswith("0 of 12 trials, 9:40 of time, about 0.33 to pay, 0.07 spent")
+
+
+def test_a_search_that_goes_on_after_a_confirmation_shows_its_plan_again(drawn):
+    def of(reporter):
+        return [line.plain for _, line in reporter._standing_lines(reporter._view, 80)]
+
+    reporter = LiveReporter()
+    reporter.standing(VIEW)
+    reporter.confirming(Confirming(1, 8, {}, left_s=200.0))
+    assert [line for line in of(reporter) if "rounds" in line]
+    reporter.standing(VIEW)
+    assert not [line for line in of(reporter) if "rounds" in line]
 
 
 @pytest.mark.parametrize("width", [24, 40, 80, 200])
