@@ -23,6 +23,7 @@ from kvtune.autotune.explore.prior import Foretell, Foretold, simulated_by
 from kvtune.autotune.forecast.predict import make_forecaster
 from kvtune.autotune.space import SearchSpace, build_space, infeasible_reason
 from kvtune.autotune.trial import AtServer, Bench
+from kvtune.engines.vllm.live import live_arguments
 from kvtune.kernels.device import DeviceDetail
 from kvtune.policies.base import Context
 from kvtune.policies.model_shape import ModelShape
@@ -58,13 +59,17 @@ TOLERATED = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a search sees of one measurement; no figures if it failed, as `message` tells."""
+    """What a search sees of one measurement; no figures if it failed, as `message` tells.
+
+    `server_s` is what the start and the end of its server are of `wall_s`.
+    """
 
     figures: Mapping[str, float]
     wall_s: float
     failure: FailureClass | None = None
     run: LoadRun | None = None
     message: str = ""
+    server_s: float = 0.0
 
 
 class Surface(Protocol):
@@ -196,7 +201,8 @@ class RecordedSurface:
         if known.failure is not None:
             return Outcome({}, known.aside_s, known.failure, message=known.message)
         run = known.draw(random, self.truth.slowness(at_s) if self.drift else 1.0)
-        return Outcome(measure(run, self.goal), known.aside_s + run.duration_s, None, run)
+        wall_s = known.aside_s + run.duration_s
+        return Outcome(measure(run, self.goal), wall_s, None, run, server_s=known.server_s)
 
     def figures(self, point: Point) -> Mapping[str, float]:
         """The true figures of a point."""
@@ -298,12 +304,16 @@ class SurfaceRunner:
     """Measures the trials of a real search on a surface; its clock is `now_s`.
 
     `noise` gives what the next measurement of a point is drawn with, where that is not `random`.
+    With `reuse`, a server is changed instead of started anew wherever `ServerPool` does that with
+    vLLM on a CPU; the milliseconds that it takes are left out.
     """
 
     surface: Surface
     random: Random
     now_s: float = 0.0
     noise: Callable[[Point], Random] | None = None
+    reuse: bool = False
+    _running: frozenset[tuple[str, JsonValue]] | None = None
 
     def clock(self) -> float:
         """The time of the search."""
@@ -325,7 +335,7 @@ class SurfaceRunner:
         `watch` sees its requests end as on a server, and what it spares is no time of the search.
         """
         point = point_of(self.surface.axes, trial.stack.arguments)
-        outcomes = [self._measured(point)]
+        outcomes = [self._on_server(trial, self._measured(point))]
         whole = outcomes[0].run
         if watch is not None and whole is not None:
             run = watched(whole, watch)
@@ -364,6 +374,16 @@ class SurfaceRunner:
             load_s=sum(one.run.duration_s for one in outcomes if one.run is not None),
         )
         return found, tuple(one.run for one in outcomes if one.run is not None)
+
+    def _on_server(self, trial: Trial, outcome: Outcome) -> Outcome:
+        """The outcome without the start of a server where the one before could be changed."""
+        arguments = {**self.surface.context.base_arguments, **trial.stack.arguments}
+        live = live_arguments(arguments, keeps_sizes=True)
+        cold = frozenset((name, value) for name, value in arguments.items() if name not in live)
+        was, self._running = self._running, None if outcome.failure is not None else cold
+        if not self.reuse or was != cold:
+            return outcome
+        return replace(outcome, wall_s=outcome.wall_s - outcome.server_s)
 
     def _measured(self, point: Point) -> Outcome:
         random = self.random if self.noise is None else self.noise(point)

@@ -56,8 +56,8 @@ class PointTruth:
 
     `log_rate` is the log of requests a second, with its standard deviation; the times of `runs` are
     scaled so that their mean is that. `noise` has factors by which the log rate of one measurement
-    may be off, `aside_s` is what a measurement takes beside its load, and `lines` how often the
-    point was measured.
+    may be off, `aside_s` is what a measurement takes beside its load, `server_s` what of that its
+    server takes to start and to end, and `lines` how often the point was measured.
     """
 
     runs: tuple[LoadRun, ...]
@@ -66,6 +66,7 @@ class PointTruth:
     noise: tuple[float, ...]
     aside_s: float
     lines: int
+    server_s: float = 0.0
     failure: FailureClass | None = None
     message: str = ""
 
@@ -140,6 +141,7 @@ def truth_of(recording: Recording, *, shrink: bool = True) -> Truth:
             noise=noise[_is_preempting(runs[point])].residuals,
             aside_s=fmean(line.wall_s - (line.load_s or 0.0) for line in lines if line.ok),
             lines=len(lines),
+            server_s=fmean((one.start_s or 0.0) + (one.stop_s or 0.0) for one in lines if one.ok),
         )
     for point in by_point.keys() - runs.keys():
         found[point] = _failing(by_point[point])

@@ -2,9 +2,10 @@
 
     python benchmarks/waste.py --surfaces benchmarks/surfaces/*.xz --seeds 20 --output waste.jsonl
 
-Searches are replayed on recorded surfaces four times with the same seed and noise: with trials that
-all run to their end until the budget is used up ("fixed"), with hopeless trials cut ("cuts"), with
-the search ending when it has found enough ("stops"), and with both ("adaptive"), as kvtune does.
+Searches are replayed on recorded surfaces five times with the same seed and noise: with trials that
+all run to their end on servers of their own until the budget is used up ("fixed"), with hopeless
+trials cut ("cuts"), with the search ending when it has found enough ("stops"), with running servers
+changed where that is possible ("reuses"), and with all three ("adaptive"), as kvtune does.
 Time is that of servers: start, warm-up, load and stop. Where two ways end on the same point, or on
 two that are worth the same within 1%, their times are compared; where they do not, that is told.
 

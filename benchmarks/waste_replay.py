@@ -22,18 +22,23 @@ from kvtune.types import Status
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a search goes about its trials: does it cut hopeless ones, does it end by itself?"""
+    """How a search goes about its trials.
+
+    Does it cut hopeless ones, does it end by itself, does it change running servers?
+    """
 
     name: str
-    cuts: bool
-    stops: bool
+    cuts: bool = False
+    stops: bool = False
+    reuses: bool = False
 
 
 WAYS = (
-    Way("fixed", cuts=False, stops=False),
-    Way("cuts", cuts=True, stops=False),
-    Way("stops", cuts=False, stops=True),
-    Way("adaptive", cuts=True, stops=True),
+    Way("fixed"),
+    Way("cuts", cuts=True),
+    Way("stops", stops=True),
+    Way("reuses", reuses=True),
+    Way("adaptive", cuts=True, stops=True, reuses=True),
 )
 
 
@@ -69,7 +74,8 @@ def spent(surface: RecordedSurface, judge: Judge, way: Way, seed: int, trials: i
     maker = ModelProposer if way.stops else Endless
     model = maker(surface.goal, foretell=surface.foretell(random), seed=random.getrandbits(31))
     began_s = begin_s(seed)
-    runner = SurfaceRunner(surface, random, began_s, noise=noise_of(surface, seed))
+    noise = noise_of(surface, seed)
+    runner = SurfaceRunner(surface, random, began_s, noise=noise, reuse=way.reuses)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         noting = Noting(model, surface)

@@ -166,6 +166,25 @@ def test_the_load_is_the_recorded_one(surface):
     assert plan_of(header).key() == header.plan
 
 
+def test_a_running_server_is_changed_where_nothing_else_than_its_scheduler_differs(surface):
+    space = space_of(surface.axes, surface.context)
+    base = dict(surface.context.base_arguments)
+
+    def sides(*all_values, reuse):
+        """What each trial takes beside its load."""
+        runner = SurfaceRunner(surface, Random(0), reuse=reuse)
+        for number, values in enumerate(all_values):
+            stack = stack_from(space, values, surface.context)
+            trial = Trial(number=number, stack=stack, base_arguments=base, repeats=1, seed=1)
+            found, _ = runner(trial, None, (), canary=False)
+            yield found.wall_s - found.load_s
+
+    asked = ({}, {"max_num_seqs": 8}, {"block_size": 32}, {"block_size": 32, "max_num_seqs": 8})
+    # Servers take 5 s to start and 0.5 s to end there, and warm up for 1 s.
+    assert list(sides(*asked, reuse=False)) == pytest.approx([6.5] * 4, abs=0.1)
+    assert list(sides(*asked, reuse=True)) == pytest.approx([6.5, 1.0, 6.5, 1.0], abs=0.1)
+
+
 class Cutter:
     """Ends a run once `count` requests of it ended."""
 

@@ -15,7 +15,7 @@ from waste_real import markdown as real_markdown
 from waste_replay import WAYS, Spent, same_pick, saved, spent
 
 SIMULATED = Path(surface_bench.__file__).parent / "surfaces" / "simulated-dear-blocks.jsonl.xz"
-FIXED, CUTS, STOPS, ADAPTIVE = WAYS
+FIXED, CUTS, STOPS, REUSES, ADAPTIVE = WAYS
 METRIC = "goodput_requests_per_s"
 A, B = {"block-size": 32}, {"block-size": 64}
 
