@@ -12,13 +12,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Protocol
 
 from kvtune.autotune.comparing import Next, next_round
-from kvtune.autotune.decide import meets_goal, rounds_of
+from kvtune.autotune.decide import meets_goal, objective_values, rounds_of
 from kvtune.autotune.ledger import RUNG_CONFIRM, Entry, Ledger, RequestSet
 from kvtune.autotune.reporting import Reporter
-from kvtune.autotune.rounds import next_look, turned
+from kvtune.autotune.rounds import Confirming, next_look, rounds_left, turned
 from kvtune.engines.base import RunningServer
 from kvtune.types import Goal, Harm, Measurement, Status, Trial
 
@@ -68,18 +69,27 @@ def confirm(
 
     parts: dict[int, list[Measurement]] = {trial.number: [] for trial in trials}
     going = list(trials)
+    asked_s = 0.0
+
+    def tell(number: int, measurements: int) -> None:
+        """Say where round `number` stands, with so many measurements left as a rule."""
+        values, left_s = _means(goal, parts), measurements * trial_s
+        reporter.confirming(Confirming(number + 1, rounds, values, left_s, asked_s))
+
     for number in range(rounds):
         round_seed = seed + 1 + number
-        began_s = clock()
+        began_s, asked_before_s = clock(), asked_s
         sittings = {
             ledger.sitting(trial.stack, parent=trial.number, seed=round_seed) for trial in going
         }
         known = len(sittings) == 1 and None not in sittings
         if not known and began_s + trial_s * len(going) > until_s:
             reporter.note(f"the time budget is spent after {number} rounds of confirmation")
+            tell(max(0, number - 1), 0)
             break
-        asked_s = 0.0
         rounds_later = next_look(number, rounds) - number
+        usually = rounds_left(number, rounds) * len(going)
+        tell(number, usually)
         for place, trial in enumerate(turned(going, number), 1):
             asking_s = partial(left_s, rounds_later * len(going) - place)
             reporter.phase(
@@ -99,15 +109,27 @@ def confirm(
             reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
             asked_s += 0.0 if entry.reused else entry.measurement.asked_s
             parts[trial.number].append(entry.measurement)
+            tell(number, usually - place)
         if not known and going:
-            trial_s = (clock() - began_s - asked_s) / len(going)
+            trial_s = (clock() - began_s - (asked_s - asked_before_s)) / len(going)
         following = _following(goal, trials, parts, rounds)
         going = [trial for trial in trials if trial.number in following.going]
         if not going:
             if following.why:
                 reporter.note(f"the confirmation ends with round {number + 1}: {following.why}")
+            tell(number, 0)
             break
     return {number: merged(measured) for number, measured in parts.items() if measured}
+
+
+def _means(goal: Goal, parts: Mapping[int, Sequence[Measurement]]) -> dict[int, float]:
+    """The mean objective of each trial that was measured so far and did not fail."""
+    found = {
+        number: objective_values(goal, merged(measured))
+        for number, measured in parts.items()
+        if measured
+    }
+    return {number: fmean(values) for number, values in found.items() if values}
 
 
 def _following(

@@ -72,6 +72,62 @@ def test_rounds_end_once_a_winner_is_proved(confirmed, landscape):
     ]
 
 
+class Following(Recorder):
+    """Keeps where a confirmation stood."""
+
+    def __init__(self):
+        super().__init__()
+        self.states = []
+
+    def confirming(self, state):
+        self.states.append(state)
+
+
+def test_where_it_stands_is_told_before_each_measurement_and_at_the_end(confirmed):
+    """Five of eight rounds are usual; here three settle it. A trial takes 1 s and not 7 s."""
+    reporter = Following()
+    confirmed([0, 1], rounds=8, reporter=reporter, trial_s=7.0)
+    assert {one.most for one in reporter.states} == {8}
+    assert [(one.number, one.left_s) for one in reporter.states] == [
+        *[(1, 70.0), (1, 63.0), (1, 56.0)],
+        *[(2, 8.0), (2, 7.0), (2, 6.0)],
+        *[(3, 6.0), (3, 5.0), (3, 4.0)],
+        (3, 0.0),
+    ]
+    assert reporter.states[0].values == {}
+    # Rounds have 1, 1.001 and 1.002 times the goodput of 1.
+    assert reporter.states[-1].values == pytest.approx({0: 1.001, 1: 1.001})
+
+
+def test_who_failed_has_no_figure_to_be_told(confirmed, landscape):
+    reporter = Following()
+    landscape.goodput = lambda arguments: failed() if arguments.get("n") == 1 else 1.0
+    confirmed([0, 1], rounds=2, reporter=reporter)
+    assert all(1 not in one.values for one in reporter.states)
+
+
+def test_what_questions_take_is_told_apart_from_the_rounds(confirmed, landscape):
+    def ask(trial, server, measurement, left_s):
+        landscape.now_s += 5.0
+        return measurement.model_copy(update={"asked_s": 5.0})
+
+    landscape.serve = lambda arguments: "a server"
+    reporter = Following()
+    confirmed([0, 1], rounds=2, reporter=reporter, trial_s=1.0, afterwards=ask)
+    assert [(one.left_s, one.asked_s) for one in reporter.states] == [
+        *[(4.0, 0.0), (3.0, 5.0), (2.0, 10.0)],
+        *[(2.0, 10.0), (1.0, 15.0), (0.0, 20.0)],
+        (0.0, 20.0),
+    ]
+
+
+def test_a_confirmation_without_time_for_more_has_nothing_left(confirmed, landscape):
+    reporter = Following()
+    # Two trials are measured first, and then two rounds of two.
+    confirmed([0, 1], reporter=reporter, trial_s=1.0, until_s=landscape.clock() + 7.0)
+    assert (reporter.states[-1].number, reporter.states[-1].left_s) == (2, 0.0)
+
+
 def test_rounds_end_once_no_gain_that_matters_is_possible(confirmed, landscape):
     reporter = Recorder()
     confirmed([0, 1], rounds=8, reporter=reporter)
