@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, variance
 
@@ -26,6 +26,8 @@ from kvtune.autotune.space import SearchSpace
 from kvtune.autotune.standing import rejected
 from kvtune.policies.base import policies
 from kvtune.policies.kv_memory import SHARE, SIZED_BY
+from kvtune.policies.plugin_arguments import asked_by
+from kvtune.policies.unscored import why_unscored
 from kvtune.profilers.metrics.base import metric_of
 from kvtune.profilers.quality import traffic
 from kvtune.profilers.statistics import t_quantile
@@ -39,6 +41,7 @@ from kvtune.types import (
     QualityFigure,
     QualityReport,
     Status,
+    Trial,
 )
 
 ASSUMED_RATIO, LEAST_FREEDOM = 0.05, 3
@@ -167,9 +170,9 @@ class Objectives:
             knee=knee(members),
             beaten=out,
             unplaced={
-                n: f"its {' and '.join(sorted(missing))} was not measured"
-                for n, own in figures.items()
-                if (missing := set(self.names) - set(own))
+                entry.trial.number: _why_unplaced(entry.trial, missing)
+                for entry in able
+                if (missing := set(self.names) - set(figures[entry.trial.number]))
             },
             reasons=self._reasons(apart, floor, is_empty=not members),
         )
@@ -224,6 +227,8 @@ class Objectives:
                 unit="nats",
                 method="0 by definition: answers are computed as before, up to the noise floor",
             )
+        if _unscored(trial):
+            return None
         found = self._divergence(trial.number if trial.parent is None else trial.parent)
         return None if found is None else found.change
 
@@ -258,6 +263,17 @@ class Objectives:
         if is_empty:
             found.append("no measured trial meets every goal and may be shipped")
         return tuple(found)
+
+
+def _unscored(trial: Trial) -> str:
+    """Why scores of given texts do not tell how far a trial's answers diverge; empty if they do."""
+    return why_unscored(asked_by(trial.arguments), asked_by(trial.base_arguments))
+
+
+def _why_unplaced(trial: Trial, missing: Collection[str]) -> str:
+    said = f"its {' and '.join(sorted(missing))} was not measured"
+    why = _unscored(trial) if Also.QUALITY in missing else ""
+    return f"{said}: {why}" if why else said
 
 
 def divergence(report: QualityReport) -> QualityFigure | None:

@@ -195,7 +195,8 @@ class Tuning:
         runs = self.ledger.runs(baseline.trial, self.tuning_set, canary=True)
         found = baseline.measurement
         context, profile = self.look.at_load(baseline.trial, found, runs)
-        context = replace(context, max_host_bytes=self.rules.max_host_bytes)
+        scores = "" if self.quality is None else self.quality.scores_limit
+        context = replace(context, max_host_bytes=self.rules.max_host_bytes, scores_limit=scores)
         if profile is not None and found.boundary is None:  # Forecasts are of one load.
             requests = self.tuning_set.requests
             self.foresight.learn(requests, runs[0], found, context, profile.step_time)

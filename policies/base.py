@@ -166,6 +166,7 @@ class Context:
     `base_arguments` are the engine arguments that the user fixed. `max_concurrency` is the most
     requests that the load has in flight at once. `max_host_bytes` is the most host memory that the
     user lets a setting take beside the KV pool; without, policies set their own bounds.
+    `scores_limit` is a limit of the user's on scores of given texts, in words, where there is one.
     """
 
     engine: EngineInfo
@@ -178,6 +179,7 @@ class Context:
     max_concurrency: int | None = None
     detail: DeviceDetail | None = None
     max_host_bytes: int | None = None
+    scores_limit: str = ""
 
     @property
     def platform(self) -> Literal["cpu", "cuda"]:

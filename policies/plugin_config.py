@@ -27,6 +27,11 @@ from kvtune.types import fingerprint_of
 SECTION = "kvtune"
 """The key under vLLM's `additional-config` that the plugin reads; everything else is others'."""
 
+AFTER_PROMPTS = {"quest": "Quest", "page_eviction": "page eviction"}
+"""Parts that compute prompts as stock vLLM does and act on answers alone, by what people call them.
+
+Quest reads prompts in full, and pages are evicted once a prompt is complete."""
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -179,6 +184,12 @@ class PluginConfig(_Part):
         """Whether the model's layers do something else than stock ones."""
         policies = (self.quest, self.streaming_llm, self.page_eviction, self.store)
         return any(part is not None for part in policies)
+
+    @property
+    def after_prompts(self) -> dict[str, BaseModel]:
+        """What is asked for that no score of a prompt shows, by its name for people."""
+        asked = {called: getattr(self, part) for part, called in AFTER_PROMPTS.items()}
+        return {called: part for called, part in asked.items() if part is not None}
 
     @property
     def fingerprint(self) -> str:

@@ -14,8 +14,10 @@ from pydantic import JsonValue
 from kvtune.policies.base import Context, Knob, Policy, Support
 from kvtune.policies.plugin_arguments import asked_by
 from kvtune.policies.plugin_clashes import clashes
+from kvtune.policies.plugin_config import AFTER_PROMPTS
 from kvtune.policies.plugin_levers import why_not_served
 from kvtune.policies.settings import settings_of
+from kvtune.policies.unscored import unprovable, why_hidden
 from kvtune.types import Choice
 
 
@@ -58,6 +60,8 @@ class PluginLever(Policy):
             return Support.no(f"{self.called} fixed by --engine-args")
         if reason := why_not_served(ctx) or self.unneeded(ctx):
             return Support.no(reason)
+        if ctx.scores_limit and self.part in AFTER_PROMPTS:
+            return Support.no(unprovable(ctx.scores_limit, why_hidden(AFTER_PROMPTS[self.part])))
         refused = self.refused_values(ctx)
         if len(refused) < len(self.wanted(ctx)):
             return Support.yes()

@@ -210,16 +210,32 @@ class AnswerBook:
 
 
 def report_on(
-    questions: Questions, model: str, ours: Asked, theirs: Asked, again: Asked | None
+    questions: Questions,
+    model: str,
+    ours: Asked,
+    theirs: Asked,
+    again: Asked | None,
+    *,
+    unscored: str = "",
 ) -> QualityReport:
-    """What a candidate's answers are worth beside the baseline's two times, or its first alone."""
-    known = {suite.name: suite for suite in questions.suites}
+    """What a candidate's answers are worth beside the baseline's two times, or its first alone.
+
+    `unscored` says why scores of given texts tell nothing of it, if so: suites of these are left
+    out, and a limit on one is not proved.
+    """
+    hidden = [suite.name for suite in questions.suites if suite.scores] if unscored else []
+    known = {suite.name: suite for suite in questions.suites if suite.name not in hidden}
+    if hidden:
+        judged = replace(questions, suites=tuple(known.values()))
+        ours, theirs = answers_to(judged, ours), answers_to(judged, theirs)
+        again = None if again is None else answers_to(judged, again)
     found = compare(ours, theirs, again, questions.limits, suites=known)
     doubts = questions.doubts if found.outcome == "unclear" else ()
     return found.model_copy(
         update={
             "model": model,
             "warnings": (*found.warnings, *doubts, *unasked(questions)),
+            "skipped": {**found.skipped, **dict.fromkeys(hidden, unscored)},
             "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
     )

@@ -34,6 +34,8 @@ from kvtune.autotune.quality.subjects import ServedSubject, Subject
 from kvtune.autotune.trial import Bench
 from kvtune.engines.base import ServerSpec
 from kvtune.errors import BadGoal
+from kvtune.policies.plugin_arguments import asked_by
+from kvtune.policies.unscored import why_unscored
 from kvtune.profilers.quality.compare import Asked
 from kvtune.profilers.quality.suite import Size, Suite, SuitePlan
 from kvtune.store.database import Store
@@ -128,6 +130,10 @@ class Asking:
             except BadGoal as error:
                 self._refusal = f"quality cannot be judged here: {error.message}"
         return self._refusal
+
+    def unscored(self, arguments: Mapping[str, JsonValue]) -> str:
+        """Why scores of given texts tell nothing of a trial with these; empty if they do."""
+        return why_unscored(asked_by(arguments), asked_by(self.study.base_arguments))
 
     def is_settled(self, number: int, size: Size) -> bool:
         """Whether asking a trial would tell nothing more, or could not be compared."""
@@ -332,7 +338,9 @@ class Asking:
             return
         known.looked_at |= set(newest)
         questions, (one,) = self.questions(number, size), self.passes(number, size)
-        report = lost_for_sure(questions, self.study.model, one, answers, newest, stock[0])
+        arguments = (trial.arguments for trial in self.finalists if trial.number == number)
+        hidden = self.unscored(next(arguments, {}))
+        report = lost_for_sure(questions, self.study.model, one, answers, newest, stock[0], hidden)
         if report is not None:
             self.store.save_quality_report(report, study=self.study, trial=number)
             known.report = report

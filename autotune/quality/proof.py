@@ -57,12 +57,14 @@ def lost_for_sure(
     known: Mapping[str, Asked],
     newest: Sequence[str],
     theirs: Asked,
+    unscored: str = "",
 ) -> QualityReport | None:
     """The report of a candidate that no answers to more suites can save; `None` if some can.
 
     `known` are its answers so far, by suite, `newest` those that were not looked at yet, `theirs`
-    the baseline's to all questions. A figure fails here at the multiplicity of the whole report:
-    as if the candidate had answered the rest as the baseline did, whose figures then count as any.
+    the baseline's to all questions, `unscored` as in `report_on`. A figure fails here at the
+    multiplicity of the whole report: as if the candidate had answered the rest as the baseline did,
+    whose figures then count as any.
     Each is tested once, on all of its items, so looking early makes no false failure likelier. The
     baseline's second run is not waited for: beside it the outcome may be unclear in place of a
     failure, but no pass, as the interval of such a figure lies beyond its limit.
@@ -85,7 +87,8 @@ def lost_for_sure(
     if not is_lost(questions, {**alone, **known}):
         return None
     asked = part(list(known))
-    report = report_on(asked, model, whole(asked, one, known), answers_to(asked, theirs), None)
+    ours, beside = whole(asked, one, known), answers_to(asked, theirs)
+    report = report_on(asked, model, ours, beside, None, unscored=unscored)
     return report.model_copy(update={"warnings": (*report.warnings, NO_MORE)})
 
 

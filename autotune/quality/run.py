@@ -22,6 +22,7 @@ from kvtune.autotune.quality.answers import (
 )
 from kvtune.autotune.quality.subjects import Subject
 from kvtune.autotune.reporting import Reporter
+from kvtune.policies.unscored import why_unscored
 from kvtune.profilers.quality.compare import Asked
 from kvtune.types import QualityReport
 
@@ -66,7 +67,8 @@ class QualityRun:
         # The answers of a baseline that is its own candidate must not be compared with themselves.
         own = candidate.key is not None and candidate.key == baseline.key
         (ours,) = self.ask(candidate, [Pass("the candidate", seed, self.concurrency, own)])
-        report = report_on(self.questions, model, ours, theirs, repeat)
+        hidden = why_unscored(candidate.plugin, baseline.plugin)
+        report = report_on(self.questions, model, ours, theirs, repeat, unscored=hidden)
         self.history.save_quality_report(report)
         return report
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -19,9 +19,11 @@ from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.trial import versions_of
 from kvtune.engines.base import Engine, RunningServer, ServerSpec
 from kvtune.engines.vllm.environment import measured_environment
-from kvtune.errors import EngineError, MissingExtra
+from kvtune.errors import BadInput, EngineError, MissingExtra
 from kvtune.kernels.device import detect_device
 from kvtune.policies.checkpoint import model_shape
+from kvtune.policies.plugin_arguments import NOTHING, asked_by
+from kvtune.policies.plugin_config import SECTION, PluginConfig, plugin_config
 from kvtune.policies.settings import read_count
 from kvtune.profilers.quality.server_asker import ServerAsker
 from kvtune.profilers.quality.suite import Asker
@@ -64,11 +66,13 @@ class Subject(ABC):
 
     `key` holds everything that its answers depend on beside the questions; `None`: nobody knows
     all of it, so answers are not used again. `max_tokens` is the context that it has, if known.
+    `plugin` is what kvtune's plugin does in it.
     """
 
     by: str
     key: Mapping[str, JsonValue] | None
     max_tokens: int | None
+    plugin: PluginConfig = NOTHING
 
     @abstractmethod
     def open(self, reporter: Reporter, on_progress: OnProgress) -> AbstractContextManager[Opened]:
@@ -114,6 +118,7 @@ class ServedSubject(Subject):
         shape = model_shape(spec.model)
         known = None if shape is None else shape.max_tokens
         self.max_tokens = known if asked is None else asked
+        self.plugin = asked_by(spec.arguments)
 
     @contextmanager
     def open(self, reporter: Reporter, on_progress: OnProgress) -> Iterator[Opened]:
@@ -163,6 +168,7 @@ class StartedSubject(Subject):
         self._server = server
         self._failure = failure
         self.by, self.key, self.max_tokens = served.by, served.key, served.max_tokens
+        self.plugin = served.plugin
 
     @contextmanager
     def open(self, reporter: Reporter, on_progress: OnProgress) -> Iterator[Opened]:
@@ -186,6 +192,11 @@ class RunningSubject(Subject):
         self.by = f"{endpoint.model} at {endpoint.url}"
         self.key = None
         self.max_tokens = None if effective is None else effective.max_model_len_tokens
+        told = None if effective is None else effective.plugin
+        if told is not None:
+            # One that says what this kvtune does not know is judged as any server.
+            with suppress(BadInput):
+                self.plugin = plugin_config({SECTION: told})
 
     @contextmanager
     def open(self, reporter: Reporter, on_progress: OnProgress) -> Iterator[Opened]:

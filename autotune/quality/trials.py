@@ -28,7 +28,9 @@ from kvtune.autotune.replays import death
 from kvtune.autotune.trial import Bench, failure_of
 from kvtune.engines.base import RunningServer
 from kvtune.errors import EngineError
+from kvtune.policies.unscored import unprovable
 from kvtune.profilers.quality.compare import Asked
+from kvtune.profilers.quality.limits import limit_text
 from kvtune.profilers.quality.suite import Size
 from kvtune.store.database import Store
 from kvtune.store.rows import StudyRow
@@ -37,6 +39,7 @@ from kvtune.types import (
     FailureClass,
     Harm,
     Measurement,
+    PolicyStack,
     QualityReport,
     Status,
     Trial,
@@ -101,7 +104,7 @@ class TrialQuality:
             self._asking.effective = measurement.effective
         if number != STOCK and trial.stack.harm is Harm.LOSSLESS:
             return measurement
-        if self._asking.is_settled(number, size):
+        if self._asking.is_settled(number, size) or self.unprovable(trial.stack) is not None:
             return measurement
         began_s = self.bench.clock()
         self._ask_started(number, size, trial.arguments, server, left_s)
@@ -120,7 +123,7 @@ class TrialQuality:
         known = asking.of(trial.number, size)
         if trial.stack.harm is Harm.LOSSLESS or entry.measurement.status is not Status.OK:
             return
-        if not known.is_open or self.refusal() is not None:
+        if not known.is_open or (self.refusal() or self.unprovable(trial.stack)) is not None:
             return
         if final:
             asking.enlist([trial])
@@ -137,7 +140,8 @@ class TrialQuality:
         known.answers = []  # With the scores of every token, they take megabytes.
         questions = asking.questions(trial.number, size)
         beside = [answers_to(questions, each) for each in theirs]
-        report = report_on(questions, self.study.model, ours[0], *beside)
+        hidden = asking.unscored(trial.arguments)
+        report = report_on(questions, self.study.model, ours[0], *beside, unscored=hidden)
         self.store.save_quality_report(report, study=self.study, trial=trial.number)
         self._learn(known, report)
         if final or report.outcome != "fail":  # The search itself says who is out and why.
@@ -154,7 +158,11 @@ class TrialQuality:
         little as any that was screened. By what others took so far; see `Prices`.
         """
         asking, size = self._asking, self.rules.size if final else Size.SCREEN
-        lossy = [entry.trial for entry in entries if entry.trial.stack.harm is not Harm.LOSSLESS]
+        lossy = [
+            trial
+            for trial in (entry.trial for entry in entries)
+            if trial.stack.harm is not Harm.LOSSLESS and self.unprovable(trial.stack) is None
+        ]
         missing = [
             (asking.questions(trial.number, size), names)
             for trial in lossy
@@ -186,6 +194,8 @@ class TrialQuality:
         """
         if trial.stack.harm is Harm.LOSSLESS:
             return None
+        if (reason := self.unprovable(trial.stack)) is not None:
+            return reason
         screen, final = self._reports_of(trial.number)
         for report in (final, screen):
             if report is not None and report.outcome == "fail":
@@ -213,6 +223,18 @@ class TrialQuality:
         are measured.
         """
         return self._asking.refusal()
+
+    @property
+    def scores_limit(self) -> str:
+        """A limit on scores of given texts, in words; empty without any."""
+        on_scores = {suite.name for suite in self._asking.suites if suite.scores}
+        limits = (limit_text(one) for one in self.rules.limits if one.suite in on_scores)
+        return next(limits, "")
+
+    def unprovable(self, stack: PolicyStack) -> str | None:
+        """Why a limit cannot be proved of a stack whatever it answers; `None` if it may be."""
+        why = self._asking.unscored({**self.study.base_arguments, **stack.arguments})
+        return unprovable(self.scores_limit, why) if why and self.scores_limit else None
 
     def begin_finals(
         self, chosen: Sequence[Entry], left_out: Sequence[Entry], needed_s: float

@@ -6,8 +6,9 @@ both. Measured on vLLM 0.32's CPU backend: fp8 and a broken format show alike in
 that is processed at once and in chunks of 256. So scores show what such a KV format does to values.
 Not every backend is like that: by its source, vLLM 0.32's TurboQuant on CUDA computes the first
 chunk of a prompt from values that are not compressed yet, and scores of it would say nothing. Nor
-do scores show what is dropped once the prompt is complete. Both take answers, which all other
-suites ask for.
+do scores show what acts once the prompt is complete, as Quest and page eviction of kvtune's plugin
+do: what is known to is not judged by scores (`kvtune.policies.unscored`). All that takes answers,
+which all other suites ask for.
 """
 
 from __future__ import annotations

@@ -157,12 +157,14 @@ class QualityMetric:
 class Suite(ABC):
     """A family of items with checkers. The first of `metrics` is what the suite's name stands for.
 
-    `says` is one line for `--help`: what breaks when this suite fails.
+    `says` is one line for `--help`: what breaks when this suite fails. `scores` suites have given
+    texts scored and ask for no answers.
     """
 
     name: ClassVar[str]
     says: ClassVar[str]
     metrics: ClassVar[tuple[QualityMetric, ...]]
+    scores: ClassVar[bool] = False
 
     @abstractmethod
     def items(self, plan: SuitePlan) -> tuple[Item, ...]:

@@ -1,5 +1,6 @@
 """What is wanted beside the goal's objective: what is known of it, and who no other trial beats."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -283,3 +284,20 @@ def test_a_pool_is_as_large_as_the_engine_says_or_as_its_tokens_take():
     assert pool_bytes(found, {"num-gpu-blocks-override": 2}) == 200, "no share of any budget"
     found.effective = None
     assert pool_bytes(found, {}) is None
+
+
+def test_the_divergence_of_what_scores_of_prompts_do_not_show_is_unknown_and_not_0():
+    hidden = {"additional-config.kvtune.quest.budget_tokens": 256}
+    asked = entry(1, measured(9.0), Harm.LOSSY)
+    (choice,) = asked.trial.stack.choices
+    stack = PolicyStack(choices=(choice.model_copy(update={"arguments": hidden}),))
+    asked = replace(asked, trial=asked.trial.model_copy(update={"stack": stack}))
+    points = [entry(0, measured(5.0)), asked]
+    found = front(points, (Also.QUALITY,), Judge({1: report(figure(0.0))}))
+    assert numbers(found) == [0]
+    assert found.unplaced[1].startswith("its quality was not measured: Quest acts on answers alone")
+    other = entry(1, measured(9.0), Harm.NEAR_LOSSLESS)
+    trial = other.trial.model_copy(update={"base_arguments": hidden})
+    points = [entry(0, measured(5.0)), replace(other, trial=trial)]
+    found = front(points, (Also.QUALITY,), Judge({1: report(figure(0.01))}))
+    assert numbers(found) == [1, 0], "where stock reads so too, what else it does shows"

@@ -269,3 +269,14 @@ def test_the_canary_is_asked_before_all_else(questioned_search, landscape):
     tuning = questioned_search()
     decision = tuning.run()
     assert all("in a long prompt" in decision.rejected[number] for number in harmful(tuning))
+
+
+def test_levers_are_told_of_a_limit_on_scores_of_given_texts(questioned_search, monkeypatch):
+    monkeypatch.setattr(Words, "scores", True)
+    for limits, said in (((), ""), ((ONE_POINT,), "words.right >= -1pt")):
+        tuning = questioned_search(quality=QualityRules(limits=limits))
+        tuning.run()
+        assert tuning.exploration.context.scores_limit == said
+    tuning = questioned_search(quality=None)
+    tuning.run()
+    assert tuning.exploration.context.scores_limit == ""

@@ -1,10 +1,15 @@
 """What levers of kvtune's plugin have in common, on one that is made up."""
 
-import pytest
-from contracts.policy_samples import WITH_PLUGIN, on_cpu
+from dataclasses import replace
 
+import pytest
+from contracts.policy_samples import WITH_PLUGIN, on_cpu, workload
+
+from kvtune.policies.page_eviction import PageEviction
+from kvtune.policies.page_selection import PageSelection
 from kvtune.policies.plugin_arguments import STORE_FORMAT
 from kvtune.policies.plugin_lever import PluginLever
+from kvtune.policies.streaming_window import StreamingWindow
 from kvtune.types import Harm
 
 
@@ -80,3 +85,17 @@ def test_a_lever_of_which_nothing_is_left_says_why():
 )
 def test_it_is_not_offered_where_it_cannot_be_asked_for_or_is_not_needed(ctx, why):
     assert why in Bits().supports(ctx).reason
+
+
+@pytest.mark.parametrize(
+    ("lever", "is_offered"),
+    [(PageSelection, False), (PageEviction, False), (StreamingWindow, True)],
+)
+def test_a_limit_on_scores_closes_what_scores_of_prompts_do_not_show(lever, is_offered):
+    lengths = workload(input_p95=5000.0, output_p50=60.0)
+    ctx = on_cpu(engine=WITH_PLUGIN, fingerprint=lengths)
+    assert lever().supports(ctx).ok
+    limited = lever().supports(replace(ctx, scores_limit="fidelity.kl <= 0.02nats"))
+    assert limited.ok is is_offered
+    if not is_offered:
+        assert limited.reason.startswith("'fidelity.kl <= 0.02nats' cannot be proved of it")

@@ -71,6 +71,7 @@ class Fidelity(Suite):
 
     name: ClassVar[str] = "fidelity"
     says: ClassVar[str] = "the model no longer thinks the same of given texts"
+    scores: ClassVar[bool] = True
     metrics: ClassVar[tuple[QualityMetric, ...]] = (
         QualityMetric(
             "kl", "nats", "lower", "level", KL_LIMIT_NATS, bounds=None, spread=SPREADS["kl"]

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,8 @@ from kvtune.autotune.quality.subjects import Opened, Subject
 from kvtune.autotune.quality.wants import TooFew
 from kvtune.autotune.reporting import Quiet
 from kvtune.errors import EngineError, KvtuneError
+from kvtune.policies.plugin_arguments import NOTHING
+from kvtune.policies.plugin_config import PluginConfig, QuestConfig
 from kvtune.profilers.quality.limits import Limit
 from kvtune.profilers.quality.suite import Answer, Item, QualityMetric, Size, Suite, SuitePlan
 from kvtune.profilers.quality.suites.yours import Yours
@@ -269,3 +272,40 @@ def test_progress_goes_on_over_batches(store, monkeypatch):
     runner = QualityRun(Questions((Echo(),), SuitePlan()), store, Loud())
     runner.compare("m", Told("base"), Counting("ours"))
     assert told[-6:] == [25, 50, 75, 100, 125, 150]
+
+
+class Scored(Echo):
+    """Texts that are scored: as the baseline scores them."""
+
+    name, scores = "scored", True
+    metrics = (QualityMetric("kl", "nats", "lower", "level", 0.02, bounds=None, spread=0.002),)
+
+    def figures(self, item, ours, theirs):
+        return {"kl": (0.0, 0.0)}
+
+
+QUEST = PluginConfig(quest=QuestConfig(budget_tokens=256))
+
+
+@pytest.mark.parametrize(
+    ("plugins", "limits", "outcome", "is_judged"),
+    [
+        ((QUEST, NOTHING), (), "pass", False),
+        ((QUEST, NOTHING), (Limit("scored", Scored.metrics[0], 0.02),), "unclear", False),
+        ((QUEST, QUEST), (Limit("scored", Scored.metrics[0], 0.02),), "pass", True),
+        ((NOTHING, NOTHING), (Limit("scored", Scored.metrics[0], 0.02),), "pass", True),
+    ],
+)
+def test_scores_that_cannot_show_what_differs_judge_nothing(
+    store, plugins, limits, outcome, is_judged
+):
+    ours, base = Told("ours"), Told("base")
+    ours.plugin, base.plugin = plugins
+    asking = run(store, Echo(), Scored())
+    asking.questions = replace(asking.questions, limits=limits)
+    report = asking.compare("m", base, ours)
+    assert report.outcome == outcome
+    assert any(figure.suite == "scored" for figure in report.figures) is is_judged
+    assert any(point.suite == "scored" for point in report.points) is is_judged
+    assert ("Quest acts on answers alone" in report.skipped.get("scored", "")) is not is_judged
+    assert any(figure.suite == "echo" for figure in report.figures)

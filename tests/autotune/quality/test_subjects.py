@@ -21,8 +21,9 @@ from kvtune.engines.reference.engine import ReferenceEngine
 from kvtune.engines.simulated.engine import SimulatedEngine
 from kvtune.errors import BadInput, EngineError
 from kvtune.policies.method_stack import parse_stack
+from kvtune.policies.plugin_config import PluginConfig
 from kvtune.profilers.quality.suite import Item
-from kvtune.types import Endpoint, EngineInfo, Failure, FailureClass
+from kvtune.types import EffectiveConfig, Endpoint, EngineInfo, Failure, FailureClass
 
 ITEM = Item("a", "x", prompt="The code of the door is 4711. The code of the door is")
 
@@ -192,3 +193,16 @@ def test_a_checkpoint_that_is_not_there_is_bad_input():
 
 def test_an_endpoint_that_is_no_vllm_has_no_known_context():
     assert RunningSubject(Endpoint("http://h", "m", is_vllm=False), None).max_tokens is None
+
+
+def test_what_the_plugin_does_in_a_server_is_known(tmp_path):
+    arguments = {"additional-config.kvtune.quest.budget_tokens": 256}
+    subject = served(tmp_path, **arguments)
+    assert subject.plugin.quest.budget_tokens == 256
+    assert StartedSubject(subject, None, lambda: None).plugin == subject.plugin
+    endpoint = Endpoint(url="http://localhost:1", model="m")
+    told = EffectiveConfig(plugin={"quest": {"pages": 8}})
+    assert RunningSubject(endpoint, told).plugin.quest.pages == 8
+    newer = EffectiveConfig(plugin={"quest": {"pages": 8, "of_tomorrow": 1}})
+    for unknown in (None, EffectiveConfig(), newer):
+        assert RunningSubject(endpoint, unknown).plugin == PluginConfig()

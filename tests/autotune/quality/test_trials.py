@@ -393,3 +393,47 @@ def test_what_cannot_change_answers_needs_no_report(quality_of):
     assert quality.objection(entry(1, Harm.LOSSLESS).trial) is None
     assert quality.unproved(entry(1, Harm.LOSSLESS).trial) is None
     assert quality.verdict(1) is None
+
+
+# --- what scores do not show ----------------------------------------------------------------------
+
+
+def sparse(number):
+    """The entry of a trial that reads a part of what it holds, which no score of a prompt shows."""
+    found = entry(number, Harm.LOSSY)
+    (choice,) = found.trial.stack.choices
+    arguments = {"additional-config.kvtune.quest.budget_tokens": 256}
+    stack = PolicyStack(choices=(choice.model_copy(update={"arguments": arguments}),))
+    return replace(found, trial=found.trial.model_copy(update={"stack": stack}))
+
+
+@pytest.fixture
+def scoring(monkeypatch):
+    """As if the suite that is asked had given texts scored."""
+    monkeypatch.setattr(Words, "scores", True)
+
+
+def test_a_limit_on_scores_refuses_what_they_cannot_show_without_asking(
+    quality_of, questioned, scoring
+):
+    quality = quality_of(rules=QualityRules(limits=(Limit("words", RIGHT, 0.05),)))
+    assert quality.scores_limit == "words.right >= -5pt"
+    quality.judge(sparse(1))
+    assert quality.expected_s([sparse(1)]) == 0.0
+    assert questioned.asked == []
+    said = quality.objection(sparse(1).trial)
+    assert said.startswith("'words.right >= -5pt' cannot be proved of it: Quest acts on answers")
+    assert "'needle >= -5pt'" in said
+    quality.judge(entry(2))
+    assert quality.objection(entry(2).trial) is None, "what scores show is asked and judged"
+
+
+def test_without_a_limit_on_scores_the_rest_of_the_answers_is_judged(
+    quality_of, questioned, scoring
+):
+    quality = quality_of(rules=QualityRules())
+    assert quality.scores_limit == ""
+    quality.judge(sparse(1))
+    report = quality.report(1)
+    assert report.figures == ()
+    assert "Quest acts on answers alone" in report.skipped["words"]

@@ -51,3 +51,10 @@ def test_suites_about_the_same_passages_say_so():
         for name in ("instructions", "length-shift")
     ]
     assert set.intersection(*abouts)
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_suites_say_whether_they_have_given_texts_scored(name):
+    suite = suites()[name]
+    kinds = {item.scored is not None for item in suite.items(SuitePlan(size=Size.SCREEN))}
+    assert kinds == {suite.scores}
