@@ -126,8 +126,9 @@ EngineCommand = Annotated[
     typer.Option(
         "--engine-command",
         help="Template that starts a server on this machine, whose device is put on record, such "
-        'as "docker run --rm --init --gpus all --network host -v /models:/models -e '
-        'VLLM_SERVER_DEV_MODE=1 vllm/vllm-openai:v0.32.0 {args}".',
+        'as "docker run --rm --init --gpus all --network host -v /models:/models -v '
+        "vllm-cache:/root/.cache/vllm -e VLLM_SERVER_DEV_MODE=1 vllm/vllm-openai:v0.32.0 "
+        '{args}".',
     ),
 ]
 EngineArgs = Annotated[
