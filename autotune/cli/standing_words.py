@@ -60,11 +60,17 @@ def line_of(view: SearchView, price_per_hour: float | None = None) -> str:
     """All that matters of where a search stands, in a line."""
     said = "best so far: nothing has a number yet"
     if (best := view.best) is not None:
-        limits = ", ".join(f"{one.limit}: {used_text(one)}" for one in best.margins)
+        limits = ", ".join(map(_share_text, best.margins))
         name = f"trial {best.number}" if best.number else "stock defaults"
         said = f"best so far: {name}, {best_text(view, best)}, {MET[best.meets_goal]}"
         said += f" ({limits})" if limits else ""
     return f"{said}; left: {left_text(view, price_per_hour=price_per_hour)}"
+
+
+def _share_text(margin: Margin) -> str:
+    if margin.value_s is None:
+        return f"{margin.limit} not measured"
+    return f"{margin.value_s / margin.limit_s:.0%} of {margin.limit}"
 
 
 def clock(seconds: float) -> str:

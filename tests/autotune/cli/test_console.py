@@ -157,7 +157,7 @@ def test_lines_tell_where_a_search_stands_once_after_each_trial(reporter):
     # 7 trials of 4 s and 20 s, 48 s at 0.01 a second; 44 s with one trial less.
     assert [line[6:].strip() for line in quiet.said().splitlines()] == [
         "best so far: trial 2, goodput 49.6 requests/s, 1.78 times stock, meets the goal "
-        "(p95 ttft <= 1s: 25%, 250 ms, p95 itl <= 1s: not measured); "
+        "(25% of p95 ttft <= 1s, p95 itl <= 1s not measured); "
         "left: 7 of 10 trials, 1:20 of time, about 0.48 to pay",
         "best so far: nothing has a number yet; left: 6 of 10 trials, about 0:44, "
         "about 0.44 to pay",
