@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from kvtune.policies.plugin_arguments import asked_by
 from kvtune.profilers.quality.canary import CanaryReport, grade_canary, judge_canary
 from kvtune.types import Harm, Measurement, PolicyStack
 
@@ -12,22 +11,28 @@ class Canary:
     """Compares trials with the baseline's answers; built from the baseline's measurement."""
 
     def __init__(self, baseline: Measurement | None) -> None:
-        answers = None if baseline is None else baseline.canary_answers
-        self._baseline = None if answers is None else _report(answers)
+        self._baseline = None if baseline is None else _report(baseline)
 
     def objection(self, stack: PolicyStack, measurement: Measurement) -> str | None:
         """Why this configuration may not be shipped; `None` when nothing speaks against it.
 
         Lossless configurations are not asked. Where the baseline's answers are missing or prove
-        nothing, a configuration that may change answers is not vouched for.
+        nothing, a configuration that may change answers is not vouched for. What answers without a
+        part of the context may forget facts: how many is for the quality suites to judge, whose
+        limits are the user's.
         """
         if stack.harm is Harm.LOSSLESS:
             return None
-        if self._baseline is None or measurement.canary_answers is None:
+        ours = _report(measurement)
+        if self._baseline is None or ours is None:
             return "it may change answers, and there is nothing to compare its answers with"
-        verdict = judge_canary(_report(measurement.canary_answers), self._baseline)
+        recalls = not asked_by(stack.arguments).leaves_context_out
+        verdict = judge_canary(ours, self._baseline, recalls=recalls)
         return None if verdict.outcome == "ok" else "; ".join(verdict.reasons)
 
 
-def _report(answers: Sequence[str]) -> CanaryReport:
-    return grade_canary(answers)
+def _report(found: Measurement) -> CanaryReport | None:
+    if found.canary_answers is None:
+        return None
+    context = None if found.effective is None else found.effective.max_model_len_tokens
+    return grade_canary(found.canary_answers, context)

@@ -186,6 +186,12 @@ class PluginConfig(_Part):
         return any(part is not None for part in policies)
 
     @property
+    def leaves_context_out(self) -> bool:
+        """Whether tokens are answered without a part of what precedes them, which is forgotten."""
+        parts = (self.quest, self.streaming_llm, self.page_eviction)
+        return any(part is not None for part in parts)
+
+    @property
     def after_prompts(self) -> dict[str, BaseModel]:
         """What is asked for that no score of a prompt shows, by its name for people."""
         asked = {called: getattr(self, part) for part, called in AFTER_PROMPTS.items()}

@@ -3,7 +3,9 @@
 Some settings start, serve short prompts perfectly and report more capacity, yet hand back garbage
 as soon as a prompt spans several cache blocks. The canary hides a fact at the start of a long text
 and asks for it at the end, so the answer depends on values read from old blocks. It guards against
-broken caches; it doesn't measure quality.
+broken caches; it doesn't measure quality. Who answers without a part of the context may lose the
+fact with nothing broken: of them only degenerate texts are held against, and what they forget is
+for suites to judge. Where none of the three fits into the context, a shorter one stands for them.
 """
 
 from __future__ import annotations
@@ -132,6 +134,20 @@ _STORIES = (
     ),
 )
 
+_SHORT = _Story(
+    name="log",
+    opening="This is the log of a small harbour.",
+    fact="The lighthouse was built with 2956 stones, and Rinus counted them twice.",
+    line="In week {day}, {name} brought a {thing} to the {place}, and there was {weather}.",
+    lines=12,
+    question=(
+        "\n\nQuestion: With how many stones was the lighthouse built?\n"
+        "Answer: The lighthouse was built with"
+    ),
+    expected="2956",
+)
+"""Of some 300 tokens: several blocks, but fewer old ones to read wrong values from."""
+
 
 @dataclass(frozen=True, slots=True)
 class CanaryAnswer:
@@ -155,7 +171,8 @@ class CanaryReport:
 class CanaryVerdict:
     """Whether a candidate may be trusted with long prompts, with both sets of answers.
 
-    `uninformative` means that the baseline could not answer either: nothing was proved.
+    `uninformative` means that the baseline could not answer either, or that nothing was asked of
+    both: nothing was proved.
     """
 
     outcome: Literal["ok", "broken", "uninformative"]
@@ -167,13 +184,12 @@ class CanaryVerdict:
 def canary_requests(max_model_len_tokens: int | None = None) -> tuple[Request, ...]:
     """The prompts, always the same: 700, 1,000 and 1,500 tokens for common tokenizers.
 
-    Those that may not fit into `max_model_len_tokens` are left out, longest first.
+    Those that may not fit into `max_model_len_tokens` are left out, longest first; where none does,
+    there is one of 300 tokens, if that fits.
     """
     return tuple(
-        Request(prompt=prompt, output_tokens=ANSWER_TOKENS)
-        for prompt in (story.prompt() for story in _STORIES)
-        if max_model_len_tokens is None
-        or most_tokens(prompt) + ANSWER_TOKENS <= max_model_len_tokens
+        Request(prompt=story.prompt(), output_tokens=ANSWER_TOKENS)
+        for story in _fitting(max_model_len_tokens)
     )
 
 
@@ -185,10 +201,11 @@ async def run_canary(
     `ask` sends one request at temperature 0 and returns the completion's text; what it raises
     passes through.
     """
-    return grade_canary([await ask(request) for request in canary_requests(max_model_len_tokens)])
+    texts = [await ask(request) for request in canary_requests(max_model_len_tokens)]
+    return grade_canary(texts, max_model_len_tokens)
 
 
-def grade_canary(texts: Sequence[str]) -> CanaryReport:
+def grade_canary(texts: Sequence[str], max_model_len_tokens: int | None = None) -> CanaryReport:
     """Grade texts that came back for the prompts of `canary_requests`, in that order."""
     return CanaryReport(
         tuple(
@@ -199,22 +216,26 @@ def grade_canary(texts: Sequence[str]) -> CanaryReport:
                 right=re.search(rf"(?<!\d){story.expected}(?!\d)", text) is not None,
                 garbage=broken_output(text),
             )
-            for story, text in zip(_STORIES, texts, strict=False)
+            for story, text in zip(_fitting(max_model_len_tokens), texts, strict=False)
         )
     )
 
 
-def judge_canary(candidate: CanaryReport, baseline: CanaryReport) -> CanaryVerdict:
+def judge_canary(
+    candidate: CanaryReport, baseline: CanaryReport, *, recalls: bool = True
+) -> CanaryVerdict:
     """Compare a candidate's answers with those of the stock configuration.
 
     Broken: a fact that the baseline got right is lost, or a text is degenerate where the
     baseline's is not. A model whose baseline fails every prompt proves nothing. Prompts that only
-    one of them could take are not compared.
+    one of them could take are not compared. Without `recalls` facts may be lost by design, and only
+    degenerate texts count.
     """
-    compared = list(zip(candidate.answers, baseline.answers, strict=False))
+    known = {answer.name: answer for answer in baseline.answers}
+    compared = [(ours, known[ours.name]) for ours in candidate.answers if ours.name in known]
     reasons = []
     for ours, theirs in compared:
-        if theirs.right and not ours.right:
+        if recalls and theirs.right and not ours.right:
             reasons.append(
                 f"{ours.name}: the baseline found {ours.expected!r} in a long prompt, "
                 f"this configuration answered {ours.text.strip()[:60]!r}"
@@ -223,13 +244,40 @@ def judge_canary(candidate: CanaryReport, baseline: CanaryReport) -> CanaryVerdi
             reasons.append(f"{ours.name}: {ours.garbage}, the baseline's answer is sane")
     if reasons:
         return CanaryVerdict("broken", tuple(reasons), candidate, baseline)
-    if not any(theirs.right for _, theirs in compared):
+    if any(theirs.right if recalls else theirs.garbage is None for _, theirs in compared):
+        return CanaryVerdict("ok", (), candidate, baseline)
+    if not compared:
+        reason = (
+            "no canary prompt fits into max-model-len: cannot vouch for settings that may change "
+            f"answers; raise it to {_tokens(_SHORT)} tokens or more"
+        )
+    elif recalls:
         reason = (
             "the baseline itself answers no canary prompt: "
             "cannot vouch for near-lossless settings on this model"
         )
-        return CanaryVerdict("uninformative", (reason,), candidate, baseline)
-    return CanaryVerdict("ok", (), candidate, baseline)
+    else:
+        reason = (
+            "the baseline's own answers to canary prompts are degenerate: "
+            "cannot vouch for settings that may change answers on this model"
+        )
+    return CanaryVerdict("uninformative", (reason,), candidate, baseline)
+
+
+def _fitting(max_model_len_tokens: int | None) -> tuple[_Story, ...]:
+    """The stories that are asked in such a context."""
+    if max_model_len_tokens is None:
+        return _STORIES
+    long, short = (
+        tuple(story for story in stories if _tokens(story) <= max_model_len_tokens)
+        for stories in (_STORIES, (_SHORT,))
+    )
+    return long or short
+
+
+def _tokens(story: _Story) -> int:
+    """What a story and its answer take at most."""
+    return most_tokens(story.prompt()) + ANSWER_TOKENS
 
 
 def broken_output(text: str) -> str | None:

@@ -4,7 +4,7 @@ import pytest
 from contracts.landscape import RIGHT, WRONG
 
 from kvtune.autotune.canary_gate import Canary
-from kvtune.types import Choice, Harm, Measurement, PolicyStack, Status
+from kvtune.types import Choice, EffectiveConfig, Harm, Measurement, PolicyStack, Status
 
 
 def stack(harm):
@@ -46,3 +46,37 @@ def test_answers_that_are_missing_vouch_for_nothing(ours, stock):
 
 def test_a_model_that_cannot_answer_vouches_for_nothing():
     assert "cannot vouch" in objection(RIGHT, WRONG)
+
+
+@pytest.mark.parametrize(
+    ("part", "may_forget"),
+    [
+        ("streaming_llm.window_tokens", True),
+        ("page_eviction.budget_tokens", True),
+        ("quest.budget_tokens", True),
+        ("tiers.host_bytes", False),
+    ],
+)
+def test_what_leaves_a_part_of_the_context_out_may_forget_and_not_break(part, may_forget):
+    arguments = {f"additional-config.kvtune.{part}": 256}
+    choice = Choice(policy="p", parameters={}, arguments=arguments, harm=Harm.LOSSY)
+    asked = PolicyStack(choices=(choice,))
+    canary = Canary(measured(RIGHT))
+    forgot = canary.objection(asked, measured(("the number is not known",) * 3))
+    assert (forgot is None) is may_forget
+    assert canary.objection(asked, measured(("",) * 3)) is not None
+
+
+def test_answers_are_held_against_the_facts_of_the_prompts_that_fitted():
+    def short(*answers):
+        effective = EffectiveConfig(max_model_len_tokens=512)
+        return measured(answers).model_copy(update={"effective": effective})
+
+    canary = Canary(short("2956 stones"))
+    assert canary.objection(stack(Harm.LOSSY), short("2956 stones")) is None
+    assert "'2956'" in canary.objection(stack(Harm.LOSSY), short("7194 stones"))
+
+
+def test_where_no_prompt_fits_that_is_what_is_said():
+    tiny = measured(()).model_copy(update={"effective": EffectiveConfig(max_model_len_tokens=64)})
+    assert Canary(tiny).objection(stack(Harm.LOSSY), tiny).startswith("no canary prompt fits")

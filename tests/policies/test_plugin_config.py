@@ -44,3 +44,18 @@ def test_what_a_server_tells_that_it_was_asked_can_be_asked_again(asked):
     assert plugin_config({"kvtune": told}) == config
     for part, fields in asked.items():
         assert told[part] | fields == told[part]
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ({"quest": {"pages": 8}}, True),
+        ({"streaming_llm": {"window_tokens": 8}}, True),
+        ({"page_eviction": {"share": 0.5}}, True),
+        ({"store": {"format": "int4"}}, False),
+        ({"tiers": {"host_bytes": 8}}, False),
+        ({}, False),
+    ],
+)
+def test_what_answers_without_a_part_of_the_context_is_known(part, expected):
+    assert PluginConfig.model_validate(part).leaves_context_out is expected

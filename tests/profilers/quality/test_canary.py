@@ -1,5 +1,6 @@
 import asyncio
 import dataclasses
+import re
 
 import pytest
 from hypothesis import given
@@ -48,8 +49,41 @@ def test_model_that_cannot_answer_proves_nothing():
     verdict = judge_canary(lost, lost)
     assert verdict.outcome == "uninformative"
     assert "cannot vouch" in verdict.reasons[0]
-    nothing = CanaryReport(())
-    assert judge_canary(nothing, nothing).outcome == "uninformative"
+
+
+def test_a_context_that_no_prompt_fits_into_is_told_as_that_with_what_is_enough():
+    nothing = grade_canary((), 128)
+    for recalls in (True, False):
+        verdict = judge_canary(nothing, nothing, recalls=recalls)
+        assert verdict.outcome == "uninformative"
+        (said,) = verdict.reasons
+        assert said.startswith("no canary prompt fits into max-model-len")
+        enough = int(re.search(r"raise it to (\d+) tokens", said)[1])
+        assert len(canary_requests(enough)) == 1
+        assert canary_requests(enough - 1) == ()
+
+
+def test_what_only_one_of_them_could_take_is_not_compared():
+    short, long = grade_canary((" 2956 stones.",), 512), grade_canary(SANE)
+    verdict = judge_canary(short, long)
+    assert (verdict.outcome, len(verdict.reasons)) == ("uninformative", 1)
+    one = grade_canary(SANE[:1], 1000)
+    assert judge_canary(one, long).outcome == "ok"
+
+
+@pytest.mark.parametrize(
+    ("ours", "stock", "outcome"),
+    [
+        ((" a door.", " a wall.", " a train."), SANE, "ok"),
+        ((" a door.", " a wall.", " a train."), (" a door.",) * 3, "ok"),
+        (("", " a wall.", " a train."), SANE, "broken"),
+        ((" door" * 30, *SANE[1:]), SANE, "broken"),
+        ((" door" * 30,) * 3, (" door" * 30,) * 3, "uninformative"),
+    ],
+)
+def test_who_may_forget_is_held_to_sane_texts_alone(ours, stock, outcome):
+    verdict = judge_canary(grade_canary(ours), grade_canary(stock), recalls=False)
+    assert verdict.outcome == outcome
 
 
 def test_fact_that_the_baseline_misses_too_is_not_held_against_the_candidate():
@@ -86,6 +120,23 @@ def test_prompts_that_may_not_fit_are_left_out():
     assert len(canary_requests(4096)) == 3
     assert len(canary_requests(1100)) == 1
     assert canary_requests(128) == ()
+
+
+def test_where_no_long_prompt_fits_a_shorter_one_is_asked_and_graded_by_its_own_fact():
+    (short,) = canary_requests(512)
+    assert short not in canary_requests()
+    assert 180 <= len(short.prompt.split()) <= 260  # about 300 tokens
+    assert short.prompt.count("2956") == 1
+    (answer,) = grade_canary((" 2956 stones.",), 512).answers
+    assert answer.right
+    report = asyncio.run(run_canary(always_2956, 512))
+    assert report == CanaryReport((answer,))
+    lost = judge_canary(grade_canary((" many stones.",), 512), report)
+    assert lost.outcome == "broken"
+
+
+async def always_2956(request):
+    return " 2956 stones."
 
 
 def test_every_prompt_is_asked_in_order():
