@@ -169,13 +169,16 @@ class Steps:
 def make_room(builder: Any, asked: QuestConfig) -> None:
     """Take the memory for the bounds of a builder's layers, as that of the cache is taken now.
 
-    Taken with the first request, it might be gone by then.
+    Taken with the first request, it might be gone by then. While vLLM still profiles CUDA graphs on
+    a cache of a few pages, it has no size yet: layers then take what its steps need.
     """
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention import Attention
 
     config = builder.vllm_config
     pages, dtype = config.cache_config.num_gpu_blocks, config.model_config.dtype
+    if pages is None:
+        return
     layers = get_layers_from_vllm_config(config, Attention, list(builder.layer_names))
     for name, layer in layers.items():
         if _layer_index(name) >= asked.dense_layers:

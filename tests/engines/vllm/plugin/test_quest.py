@@ -239,8 +239,8 @@ def test_where_prompts_are_not_told_from_answers_everything_is_read(caplog):
     assert caplog.text.count("does not tell prompts") == 1
 
 
-def test_memory_for_bounds_is_taken_before_the_first_request(monkeypatch):
-    asked = QuestConfig(pages=2, dense_layers=1)
+def builder_in_vllm(monkeypatch, asked, pages):
+    """A builder whose layers vLLM knows, where the cache has so many pages; and its layers."""
     builder = Builder()
     layers = {
         name: SimpleNamespace(impl=quest.impl_class(Stock, asked)()) for name in builder.layer_names
@@ -258,9 +258,15 @@ def test_memory_for_bounds_is_taken_before_the_first_request(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     builder.device = torch.device("cpu")
     builder.vllm_config = SimpleNamespace(
-        cache_config=SimpleNamespace(num_gpu_blocks=BLOCKS),
+        cache_config=SimpleNamespace(num_gpu_blocks=pages),
         model_config=SimpleNamespace(dtype=torch.bfloat16),
     )
+    return builder, layers
+
+
+def test_memory_for_bounds_is_taken_before_the_first_request(monkeypatch):
+    asked = QuestConfig(pages=2, dense_layers=1)
+    builder, layers = builder_in_vllm(monkeypatch, asked, BLOCKS)
     quest.make_room(builder, asked)
     first, *others = (layer.impl.summaries for layer in layers.values())
     assert first is None
@@ -268,6 +274,19 @@ def test_memory_for_bounds_is_taken_before_the_first_request(monkeypatch):
     assert {each.bounds.dtype for each in others} == {torch.bfloat16}
     # A step finds what is there.
     assert layers[builder.layer_names[1]].impl.make_room(BLOCKS, torch.bfloat16, "cpu") is others[0]
+
+
+def test_while_the_cache_has_no_size_yet_no_memory_is_taken(monkeypatch):
+    asked = QuestConfig(pages=2, dense_layers=1)
+    builder, layers = builder_in_vllm(monkeypatch, asked, None)
+    quest.make_room(builder, asked)
+    assert [layer.impl.summaries for layer in layers.values()] == [None] * LAYERS
+    # A step of the profile takes what its few pages need, and the real cache gets its own.
+    impl = layers[builder.layer_names[1]].impl
+    assert impl.make_room(2, torch.bfloat16, "cpu").bounds.shape == (HEADS, 2, 2 * WIDTH)
+    builder.vllm_config.cache_config.num_gpu_blocks = BLOCKS
+    quest.make_room(builder, asked)
+    assert impl.summaries.bounds.shape == (HEADS, BLOCKS, 2 * WIDTH)
 
 
 def test_a_budget_of_all_pages_leaves_the_step_to_the_stock_kernel():
