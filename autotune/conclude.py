@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from kvtune.autotune.decide import Candidate, decide, doubts
+from kvtune.autotune.missed import miss_text
 from kvtune.autotune.prices import offers_of, price_list
 from kvtune.autotune.so_far import SoFar
 from kvtune.autotune.standing import rejected
@@ -29,13 +31,15 @@ def conclude(
     concurrency: int | None,
     bound_by: Callable[[int], str],
     regret: Callable[[Trial], Regret | None],
+    untried: str = "",
 ) -> Decision:
     """Decide with what was measured and, by the number of a trial, `confirmed`.
 
     `concurrency` is how many requests are in flight, where that is fixed; `bound_by` says what
-    limited the run of a trial, and `regret` how far one may be from the best of the space. What was
-    not confirmed counts as it was measured, without its repeats: those are no rounds in common with
-    others. Who failed in one of them is out.
+    limited the run of a trial, `regret` how far one may be from the best of the space, and
+    `untried` is said where nothing meets the goal. What was not confirmed counts as it was
+    measured, without its repeats: those are no rounds in common with others. Who failed in one of
+    them is out.
     """
     gates, twins = so_far.gates, so_far.twins
     failed = {one.trial.number: one for one in so_far.distinct if one.measurement.failure}
@@ -44,7 +48,8 @@ def conclude(
         for entry in so_far.points
         if entry.trial.number not in twins
     ]
-    out = rejected(points, gates, confirmed)
+    missed = {number: miss_text(so_far.goal, one) for number, one in so_far.missed.items()}
+    out = rejected(points, gates, confirmed, missed)
     final = [
         Candidate(number, entry.trial.stack, confirmed.get(number, entry.measurement))
         for entry in points
@@ -71,6 +76,7 @@ def conclude(
         *_loads(decision, {**{e.trial.number: e.measurement for e in points}, **confirmed}),
         *(said for entry in chosen if (said := gates.vouched(entry))),
         *([] if found is None else [f"by all trials of the search together, {found.says}"]),
+        *([untried] if untried and not is_met else []),
         *doubts(workload, concurrency, is_confirmed=bool(confirmed)),
     ]
     update = {
@@ -86,7 +92,11 @@ def _prices(
     so_far: SoFar, confirmed: Mapping[int, Measurement], decision: Decision
 ) -> tuple[Price, ...]:
     """What each step of harm buys; none where no harm was measured."""
-    points, quality = so_far.distinct, so_far.quality
+    quality, missed = so_far.quality, so_far.missed
+    points = [
+        replace(entry, measurement=missed.get(entry.trial.number, entry.measurement))
+        for entry in so_far.distinct
+    ]
     numbers = [entry.trial.number for entry in points]
     reports = {n: found for n in numbers if quality and (found := quality.report(n))}
     offers = offers_of(so_far.goal, points, so_far.gates, reports, confirmed, decision.rejected)

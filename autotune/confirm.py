@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 from typing import Protocol
@@ -25,6 +25,9 @@ from kvtune.types import Goal, Harm, Measurement, Status, Trial
 
 BASELINE = 0
 """Its number in every study."""
+
+CONFIRMATION_SEED = 100
+"""What each further confirmation of a study adds to the seed; one has fewer rounds than that."""
 
 
 class AsksAtServer(Protocol):
@@ -68,6 +71,7 @@ def confirm(
         return until_s - clock() - later * trial_s
 
     parts: dict[int, list[Measurement]] = {trial.number: [] for trial in trials}
+    sure = [trial.number for trial in trials if trial.stack.harm is Harm.LOSSLESS]
     going = list(trials)
     asked_s = 0.0
 
@@ -112,7 +116,7 @@ def confirm(
             tell(number, usually - place)
         if not known and going:
             trial_s = (clock() - began_s - (asked_s - asked_before_s)) / len(going)
-        following = _following(goal, trials, parts, rounds)
+        following = _following(goal, sure, parts, rounds)
         going = [trial for trial in trials if trial.number in following.going]
         if not going:
             if following.why:
@@ -133,9 +137,9 @@ def _means(goal: Goal, parts: Mapping[int, Sequence[Measurement]]) -> dict[int, 
 
 
 def _following(
-    goal: Goal, trials: Sequence[Trial], parts: Mapping[int, Sequence[Measurement]], rounds: int
+    goal: Goal, sure: Collection[int], parts: Mapping[int, Sequence[Measurement]], rounds: int
 ) -> Next:
-    """Who is measured in the next round, by all that were measured so far."""
+    """Who is measured in the next round, by all that were measured so far; see `next_round`."""
     found = {number: merged(own) for number, own in parts.items()}
     values = {number: rounds_of(goal, one) for number, one in found.items()}
     return next_round(
@@ -143,29 +147,60 @@ def _following(
         BASELINE,
         rounds,
         able=[number for number, one in found.items() if meets_goal(goal, one)],
-        sure=[trial.number for trial in trials if trial.stack.harm is Harm.LOSSLESS],
+        sure=sure,
     )
 
 
-def confirmed_before(ledger: Ledger) -> dict[int, Measurement]:
-    """What the rounds of the study say already, for a confirmation that was interrupted.
+Rounds = Mapping[int, Sequence[Entry]]
+"""The rounds of one confirmation by the number of a trial, from the first one on."""
 
-    Each trial's rounds from the first one on, as far as they were measured beside the baseline, in
-    the same sitting. Empty unless the baseline and another trial have at least two of them.
+
+def rounds_before(ledger: Ledger, seed: int) -> list[Rounds]:
+    """What each confirmation of the study has measured already, the first one first.
+
+    Of each trial, the rounds that it was in beside the baseline, in the same sitting; without a
+    baseline all. `seed` is the study's: each confirmation has `CONFIRMATION_SEED` of its own.
     """
-    rounds: dict[int, dict[int, Entry]] = {}
+    confirmations: dict[int, dict[int, dict[int, Entry]]] = {}
     for entry in ledger.entries:
         if entry.rung == RUNG_CONFIRM and entry.trial.parent is not None:
-            rounds.setdefault(entry.trial.seed, {})[entry.trial.parent] = entry
-    parts: dict[int, list[Measurement]] = {}
-    for place, (_, found) in enumerate(sorted(rounds.items())):
+            turn, place = divmod(entry.trial.seed - seed - 1, CONFIRMATION_SEED)
+            rounds = confirmations.setdefault(turn, {})
+            rounds.setdefault(place, {})[entry.trial.parent] = entry
+    return [_together(rounds) for _, rounds in sorted(confirmations.items())]
+
+
+def _together(rounds: Mapping[int, Mapping[int, Entry]]) -> Rounds:
+    parts: dict[int, list[Entry]] = {}
+    has_stock = any(BASELINE in found for found in rounds.values())
+    for place, found in sorted(rounds.items()):
         stock = found.get(BASELINE)
-        for number, entry in found.items():
+        for number, entry in sorted(found.items()):
             own = parts.setdefault(number, [])
-            if len(own) == place and stock is not None and entry.sitting == stock.sitting:
-                own.append(entry.measurement)
-    kept = {number: merged(own) for number, own in sorted(parts.items()) if len(own) > 1}
-    return kept if BASELINE in kept and len(kept) > 1 else {}
+            is_beside = stock is not None and entry.sitting == stock.sitting
+            if len(own) == place and (is_beside or not has_stock):
+                own.append(entry)
+    return {number: own for number, own in parts.items() if own}
+
+
+def is_over(goal: Goal, found: Rounds, rounds: int) -> bool:
+    """Whether nobody would be measured after these rounds, of which there are at most `rounds`."""
+    most = max((len(own) for number, own in found.items() if number != BASELINE), default=0)
+    parts = {number: [e.measurement for e in own[:most]] for number, own in found.items()}
+    sure = [n for n, own in found.items() if own[0].trial.stack.harm is Harm.LOSSLESS]
+    return most > 0 and not _following(goal, sure, parts, rounds).going
+
+
+def confirmed_before(ledger: Ledger, seed: int = 0) -> dict[int, Measurement]:
+    """What the last rounds of the study say already, for a confirmation that was interrupted.
+
+    Those of the last confirmation in which the baseline and another trial have at least two.
+    """
+    for found in reversed(rounds_before(ledger, seed)):
+        kept = {n: merged([e.measurement for e in own]) for n, own in found.items() if len(own) > 1}
+        if BASELINE in kept and len(kept) > 1:
+            return kept
+    return {}
 
 
 def merged(parts: Sequence[Measurement]) -> Measurement:

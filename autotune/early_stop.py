@@ -50,7 +50,7 @@ class EarlyStop:
 
         What harms more may turn out to harm too much, and a trial must not be lost to that.
         """
-        goal, points = self.so_far.goal, self.so_far.distinct
+        goal, points = self.so_far.goal, self.so_far.contenders
         out = rejected(points, self.so_far.gates)
         order = list(Harm)
         able = [

@@ -76,7 +76,8 @@ class Stand:
 
     `met` of `trials` meet the goal and may be shipped as far as it is known. `spent` is the share
     of the budget that is used, in trials or in seconds, whichever is more, after `tried` trials of
-    any kind. `is_exhausted` when nothing is left to try.
+    any kind. `is_exhausted` when nothing is left to try. `missed` more of just this rung met the
+    goal, but not when they were confirmed.
     """
 
     met: int
@@ -84,6 +85,7 @@ class Stand:
     tried: int
     spent: float
     is_exhausted: bool = False
+    missed: int = 0
 
 
 def ladder(ctx: Context, most: Harm) -> tuple[Rung, ...]:
@@ -110,9 +112,10 @@ def next_step(
 ) -> str:
     """Why the rung `above` may be tried from now on; empty while it may not.
 
-    Never once something up to `rung` meets the goal, unless harm was asked for. Else when nothing
-    is left there, when its share of the budget is spent, or when the `chance` of its unmeasured
-    points to meet the goal is small. That takes a moment to know, so it is asked last.
+    Never once something up to `rung` meets the goal, unless harm was asked for. Else when what met
+    it does not when it is confirmed, when nothing is left there, when its share of the budget is
+    spent, or when the `chance` of its unmeasured points to meet the goal is small. That takes a
+    moment to know, so it is asked last.
     """
     if not above.opens:
         return ""
@@ -122,6 +125,8 @@ def next_step(
         return f"no {rung.harm} setting can be searched here"
     if stand.met:
         return ""
+    if stand.missed:
+        return "those that met the goal in the search missed it when they were confirmed"
     if stand.is_exhausted:
         return f"no {rung.harm} configuration is left"
     if stand.spent >= SHARES[rung.harm]:

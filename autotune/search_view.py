@@ -157,7 +157,7 @@ def _best(so_far: SoFar) -> Incumbent | None:
     """The one that may be shipped and is best, or closest to the goal; the baseline may be it."""
     goal, points = so_far.goal, so_far.distinct
     stock = [e for e in points if e.trial.number == 0 and objective_values(goal, e.measurement)]
-    contenders = [*ranked(goal, points, so_far.gates)[:1], *stock]
+    contenders = [*ranked(goal, so_far.contenders, so_far.gates)[:1], *stock]
     if not contenders:
         return None
 

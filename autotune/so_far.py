@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvtune.autotune.confirm import merged
 from kvtune.autotune.explore.base import NOT_OF_THE_POINT
 from kvtune.autotune.gates import Gates
 from kvtune.autotune.ledger import RUNG_CONFIRM, RUNG_REPEAT, Entry, Ledger
 from kvtune.autotune.limits import Also, Budget
+from kvtune.autotune.missed import Confirmed, hopeful
 from kvtune.autotune.objectives import Objectives
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.spending import Finals, finals, needed_s
@@ -29,7 +30,8 @@ class SoFar:
     """What a search knows now; `until_s` is a time of `clock`.
 
     `also` is what is wanted beside the goal's own objective, and `favourite` the trial that is
-    thought best by all measurements together.
+    thought best by all measurements together. `missed` is what confirmations that nothing passed
+    say of those that were in them.
     """
 
     goal: Goal
@@ -40,6 +42,7 @@ class SoFar:
     until_s: float = math.inf
     also: tuple[Also, ...] = ()
     favourite: int | None = None
+    missed: Confirmed = field(default_factory=dict)
 
     @property
     def points(self) -> list[Entry]:
@@ -66,6 +69,11 @@ class SoFar:
         return pooled([self._with_repeats(entry) for entry in self.points])
 
     @property
+    def contenders(self) -> list[Entry]:
+        """The distinct trials that may be confirmed: all, until nothing passed a confirmation."""
+        return hopeful(self.goal, self.distinct, self.missed) if self.missed else self.distinct
+
+    @property
     def stock(self) -> Measurement | None:
         """The baseline's measurement, once there is one."""
         return next((e.measurement for e in self.points if e.trial.number == 0), None)
@@ -88,7 +96,7 @@ class SoFar:
 
     def finals(self) -> Finals:
         """Who would be confirmed now."""
-        points, gates = self.distinct, self.gates
+        points, gates = self.contenders, self.gates
         first = self.objectives.outstanding(points, gates)
         found = finals(self.goal, points, gates, self.budget, self.quality, self.left_s(), first)
         return found if self.also else self._with_favourite(found)
@@ -99,7 +107,7 @@ class SoFar:
         """
         if not self.also:
             return None
-        return self.objectives.front(self.distinct, self.gates, confirmed)
+        return self.objectives.front(self.distinct, self.gates, {**self.missed, **confirmed})
 
     def has_time(self, *, may_harm: bool) -> bool:
         """Whether one more trial can be measured, confirmed, and asked if it `may_harm`."""
@@ -129,7 +137,7 @@ class SoFar:
 
         Where questions of quality take time, it is kept for who was chosen before.
         """
-        able = ranked(self.goal, self.distinct, self.gates)
+        able = ranked(self.goal, self.contenders, self.gates)
         ahead = [
             one
             for one in able

@@ -12,13 +12,17 @@ from kvtune.types import Goal, Harm, Measurement, Status
 
 
 def rejected(
-    points: Sequence[Entry], gates: Gates, confirmed: Mapping[int, Measurement] | None = None
+    points: Sequence[Entry],
+    gates: Gates,
+    confirmed: Mapping[int, Measurement] | None = None,
+    missed: Mapping[int, str] | None = None,
 ) -> dict[int, str]:
     """Why trials cannot be recommended, by number.
 
     `confirmed` (perhaps empty) is given once the search has ended: then also those are out that
     were not confirmed where others were, whose answers to the held-out requests are broken beside
-    the baseline's, or whose answers nobody has vouched for.
+    the baseline's, or whose answers nobody has vouched for. `missed` is why those of an earlier
+    confirmation are out, which nothing passed.
     """
     found: dict[int, str] = {}
     stock = (confirmed or {}).get(0)
@@ -32,7 +36,8 @@ def rejected(
         elif reason := gates.objection(entry):
             found[number] = reason
         elif confirmed and number not in confirmed:
-            found[number] = gates.left_out(entry) or "not among the best when it was tried"
+            reason = (missed or {}).get(number) or gates.left_out(entry)
+            found[number] = reason or "not among those that were confirmed"
         elif confirmed and (reason := traffic.objection(last, stock)):
             found[number] = f"at the confirmation, {reason}"
         elif confirmed is not None and (reason := gates.unproved(entry)):

@@ -19,7 +19,7 @@ from kvtune.autotune.baseline import (
 )
 from kvtune.autotune.climb import Climbs
 from kvtune.autotune.conclude import conclude
-from kvtune.autotune.confirm import confirm, confirmed_before
+from kvtune.autotune.confirm import CONFIRMATION_SEED, confirm, confirmed_before
 from kvtune.autotune.early_stop import EarlyStop, finish_cut
 from kvtune.autotune.explore.kin import kin_of
 from kvtune.autotune.explore.loop import Exploration
@@ -28,11 +28,13 @@ from kvtune.autotune.forecast.foresight import Foresight, foresight_of
 from kvtune.autotune.judging import judge_finalists
 from kvtune.autotune.ledger import RUNG_LOSSLESS, Entry, Ledger, RequestSet, TrialRunner
 from kvtune.autotune.limits import Budget, Rules
+from kvtune.autotune.missed import Confirmed, closest, missed_before
 from kvtune.autotune.quality.trials import TrialQuality
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.search import Search
 from kvtune.autotune.so_far import SoFar
 from kvtune.autotune.spending import trial_s
+from kvtune.autotune.standing import meeting
 from kvtune.autotune.steps import KeepsSteps
 from kvtune.autotune.trial import Bench, run_trial
 from kvtune.engines.base import RunningServer
@@ -143,19 +145,18 @@ class Tuning:
         try:
             baseline = self._baseline()
             context = self._context(baseline)
-            confirmed = {}
+            confirmed: Confirmed = {}
             if reason := hopeless_reason(baseline.measurement):
                 self.keeper.step("stop", reason)
             else:
                 if not self.rules.may_cut:
                     finish_cut(self.so_far, self.tuning_set, self.reporter)
-                self._explore(context)
-                confirmed = self._confirmed(baseline)
+                confirmed = self._searched(baseline, context)
         except KeyboardInterrupt:
             self.interrupted = True
             with self.bench.interrupts.first_ignored():
                 self.reporter.phase("Interrupted: deciding with what was measured")
-                return self._conclude(confirmed_before(self.ledger))
+                return self._conclude(confirmed_before(self.ledger, self.rules.seed))
         with self.bench.interrupts.first_ignored():
             return self._conclude(confirmed)
 
@@ -202,11 +203,44 @@ class Tuning:
             self.foresight.learn(requests, runs[0], found, context, profile.step_time)
         return context
 
-    def _explore(self, context: Context) -> None:
+    def _searched(self, baseline: Entry, context: Context) -> Confirmed:
+        """Explore, then confirm; and once more with other settings while nothing passes that.
+
+        Confirmations that nothing passed stay as they are: the same command finds them again.
+        """
+        missed = self._missed()
+        exploration = self._exploration(context)
+        exploration.run()
+        while not missed or self._has_contender():
+            confirmed = self._confirmed(baseline, len(missed))
+            before, missed = len(missed), self._missed()
+            if len(missed) == before:
+                return confirmed or (closest(self.study.goal, missed) if missed else {})
+            exploration.reopen()
+        return closest(self.study.goal, missed)
+
+    def _missed(self) -> list[Confirmed]:
+        """The confirmations so far that nothing passed; all that follows knows of them."""
+        found = missed_before(
+            self.ledger,
+            self.study.goal,
+            self.so_far.distinct,
+            rounds=self.budget.confirm_rounds,
+            seed=self.rules.seed,
+        )
+        self.so_far.missed = {number: one for each in found for number, one in each.items()}
+        return found
+
+    def _has_contender(self) -> bool:
+        """Whether a trial is left that may pass a confirmation."""
+        found = meeting(self.study.goal, self.so_far.contenders, self.so_far.gates)
+        return any(entry.trial.number for entry in found)
+
+    def _exploration(self, context: Context) -> Exploration:
         goal, seed = self.study.goal, self.rules.seed
         if self.bench.plan.at_boundary:  # Limits are just met there: what they cost is the load.
             goal = goal.model_copy(update={"slos": ()})
-        self.exploration = exploration = Exploration(
+        self.exploration = Exploration(
             self.so_far,
             self.rules,
             self.tuning_set,
@@ -217,9 +251,10 @@ class Tuning:
             kin_of(self.study, self.store),
             proposer_by(self.rules, self.foresight.forecaster, goal, context),
         )
-        exploration.run()
+        return self.exploration
 
-    def _confirmed(self, baseline: Entry) -> dict[int, Measurement]:
+    def _confirmed(self, baseline: Entry, before: int) -> Confirmed:
+        """Measure the finalists again, after `before` confirmations that nothing passed."""
         found = self.so_far.finals()
         if self.quality is not None:
             self.quality.begin_finals(found.chosen, found.left_out, found.asking_s)
@@ -234,7 +269,7 @@ class Tuning:
             self.keeper,
             goal=self.study.goal,
             rounds=self.budget.confirm_rounds,
-            seed=self.rules.seed,
+            seed=self.rules.seed + CONFIRMATION_SEED * before,
             clock=self.clock,
             trial_s=trial_s(self.so_far.points),
             until_s=self.so_far.until_s,
@@ -245,7 +280,7 @@ class Tuning:
             judge_finalists(entries, quality, self.so_far.left_s, self.keeper)
         return confirmed
 
-    def _conclude(self, confirmed: dict[int, Measurement]) -> Decision:
+    def _conclude(self, confirmed: Confirmed) -> Decision:
         flight = self.bench.plan.concurrency
         decision = conclude(
             self.so_far,
@@ -254,6 +289,7 @@ class Tuning:
             concurrency=flight,
             bound_by=self._bound_by,
             regret=self._regret,
+            untried="" if self.exploration is None else self.exploration.untried(),
         )
         self.store.save_decision(self.study, decision)
         if self.exploration is not None:

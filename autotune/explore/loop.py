@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from pydantic import JsonValue
 
-from kvtune.autotune.decide import mean_metrics, objective_values
 from kvtune.autotune.explore.advice import Advice
 from kvtune.autotune.explore.asking import TooLate
-from kvtune.autotune.explore.attributes import attributes_of, attributes_unmeasured
+from kvtune.autotune.explore.attributes import attributes_unmeasured
 from kvtune.autotune.explore.base import Proposer
 from kvtune.autotune.explore.kin import MOST, Kin, starts, told
+from kvtune.autotune.explore.measuring import Following, Measuring
 from kvtune.autotune.forecast.foresight import Foresight
 from kvtune.autotune.guesses import first_guesses
 from kvtune.autotune.judging import judge_earlier
 from kvtune.autotune.ladder import Rung, Stand, ladder, next_step, unlocked, untried
-from kvtune.autotune.ledger import RUNG_OF, RUNG_REPEAT, Entry, RequestSet
+from kvtune.autotune.ledger import Entry, RequestSet
 from kvtune.autotune.limits import Rules
 from kvtune.autotune.reporting import Reporter
 from kvtune.autotune.search import Proposal, Search
@@ -32,24 +33,10 @@ from kvtune.autotune.space import SearchSpace, infeasible_reason, stack_from
 from kvtune.autotune.standing import meeting, up_to
 from kvtune.policies.base import Context
 from kvtune.policies.stack import describe
-from kvtune.profilers.goal import goal_violations
-from kvtune.types import Harm, PolicyStack, Regret, Status
+from kvtune.types import Harm, PolicyStack, Regret
 
 SAMPLER_TRIES = 10
 """How often the sampler may propose what is known before a new point is drawn blindly."""
-
-REPEAT_SEED = 1000
-"""What the first repeat of a point adds to the seed; the rounds of a confirmation add less."""
-
-
-@dataclass(frozen=True, slots=True)
-class Following:
-    """What is measured next, and why, if a model chose it. `again`: it is measured once more."""
-
-    proposal: Proposal
-    stack: PolicyStack
-    because: str = ""
-    again: Entry | None = None
 
 
 @dataclass(slots=True)
@@ -74,14 +61,27 @@ class Exploration:
     top: int = field(init=False, default=0)
     advice: Advice = field(init=False)
     noted: set[str] = field(init=False, default_factory=set)
+    _measuring: Measuring = field(init=False)
 
     def __post_init__(self) -> None:
         self.rungs = ladder(self.context, self.rules.max_harm)
         self.advice = Advice(self.proposer, self.so_far, self.context, self.kin)
+        self._measuring = Measuring(
+            self.so_far, self.rules, self.requests, self.search, self.foresight, self.reporter
+        )
 
     def run(self) -> None:
         """Measure trials until the budget, or what could be tried, is used up."""
         self._begin()
+        self._explore()
+
+    def reopen(self) -> None:
+        """Go on where a confirmation that nothing passed opens a rung, if there is budget."""
+        is_needed = self._above is not None and self._stand(self.rungs[self.top]).missed
+        if is_needed and self._affords_another() and self._climb():
+            self._explore()
+
+    def _explore(self) -> None:
         self._search()
         self.so_far.favourite = self._favourite()
         self.reporter.standing(view_of(self.so_far, self.rungs, self.top, is_over=True))
@@ -93,30 +93,38 @@ class Exploration:
             space = self._tried_now().space
             if not space.knobs:
                 why = "; ".join(f"{name}: {reason}" for name, reason in space.refusals.items())
-                self.reporter.step("stop", f"nothing can be searched here: {why}")
+                self._stop(f"nothing can be searched here: {why}")
                 return
             why = "" if self.search.has_queued else self.advice.stop(space)
             if (bare := self._without_price()) and (why or self._left <= len(bare)):
                 self.noted.add(f"price of {bare[0].name}")
                 if (priced := self._advised(bare[0].space, bare[0].harm)) is not None:
-                    self._try(priced)
+                    self._measuring.measure(priced)
                 continue
             if why:
-                self.reporter.step("stop", why)
+                self._stop(why)
                 return
             if (following := self._propose(space)) is not None:
-                self._try(following)
+                self._measuring.measure(following)
             elif not self._climb(is_exhausted=True):
-                self.reporter.step(
-                    "stop", "every configuration of this space was measured or cannot run"
-                )
+                self._stop("every configuration of this space was measured or cannot run")
                 return
+
+    def untried(self) -> str:
+        """Which settings were not tried although the confirmation shows a need; empty if none."""
+        tried = {entry.trial.stack.harm for entry in self.so_far.points}
+        for below, rung in pairwise(self.rungs):
+            if self._stand(below).missed and untried([rung], tried):
+                return (
+                    f"{rung.harm} settings were not tried: {below.harm} trials met the goal in the "
+                    "search, and missed it when they were confirmed; with a larger budget the same "
+                    "command goes on there"
+                )
+        return ""
 
     def regret(self, arguments: Mapping[str, JsonValue]) -> Regret | None:
         """How far a measured point may be from the best of what was searched; None if unknown."""
-        tried = {entry.trial.stack.harm for entry in self.so_far.points}
-        searched = [rung for rung in self.rungs if rung.harm in tried] or self.rungs[:1]
-        return self.advice.regret(arguments, searched[-1].space)
+        return self.advice.regret(arguments, self._tried_space)
 
     # --- the parts, in order ---
 
@@ -146,11 +154,11 @@ class Exploration:
     def _affords_another(self) -> bool:
         tried = len(self.so_far.tried)
         if tried >= self.so_far.budget.trials:
-            self.reporter.step("stop", f"all {tried} trials of the budget are used")
+            self._stop(f"all {tried} trials of the budget are used")
             return False
         if self.so_far.has_time(may_harm=False):
             return True
-        self.reporter.step("stop", self.so_far.time_is_spent())
+        self._stop(self.so_far.time_is_spent())
         return False
 
     def _climb(self, *, is_exhausted: bool = False) -> bool:
@@ -219,12 +227,18 @@ class Exploration:
     def _stand(self, rung: Rung) -> Stand:
         so_far, budget, tried = self.so_far, self.so_far.budget, len(self.so_far.tried)
         trials = up_to(rung.harm, so_far.distinct)
+        able = up_to(rung.harm, so_far.contenders)
+        missed = [e for e in trials if e.trial.number in so_far.missed]
         spent_time = 0.0 if budget.time_s is None else 1 - so_far.left_s() / budget.time_s
         return Stand(
-            met=len(meeting(so_far.goal, trials, so_far.gates)),
+            met=len(meeting(so_far.goal, able, so_far.gates)),
             trials=len(trials),
             tried=tried,
             spent=max(tried / budget.trials, spent_time),
+            missed=sum(
+                one.trial.stack.harm is rung.harm
+                for one in meeting(so_far.goal, missed, so_far.gates)
+            ),
         )
 
     def _propose(self, space: SearchSpace) -> Following | None:
@@ -243,7 +257,7 @@ class Exploration:
         """A proposal that is new; what is known or cannot fit is told to the sampler unmeasured."""
         stack = stack_from(space, proposal.values, self.context)
         if (known := self._known(stack)) is not None:
-            self._tell(proposal, known)
+            self._measuring.tell(proposal, known)
         elif reason := infeasible_reason(stack, self.context):
             self._note_once(reason, f"not launched, {describe(stack)} and others alike: ")
             self.search.describe(proposal, attributes_unmeasured(stack, reason))
@@ -285,110 +299,31 @@ class Exploration:
             return None
         return Following(drawn, stack_from(space, drawn.values, self.context))
 
-    def _try(self, following: Following) -> None:
-        proposal, stack = following.proposal, following.stack
-        number = len(self.so_far.tried) + 1
-        of, once_more = self.so_far.budget.trials, " once more" if following.again else ""
-        self.reporter.phase(f"Measuring {number} of {of}{once_more}: {describe(stack)}")
-        if following.because:
-            self.search.describe(proposal, {"because": following.because})
-        try:
-            if following.again is None:
-                entry = self._measured(following)
-            else:
-                entry = following.again
-                self._repeat(entry, proposal)
-        except KeyboardInterrupt:
-            self.search.tell_stopped(proposal)
-            raise
-        self._tell(proposal, entry)
-
-    def _measured(self, following: Following) -> Entry:
-        """Measure a new point, and say what is to be said of it."""
-        self.foresight.tell(following.stack)
-        entry = self._measure(following.stack, following.proposal)
-        number = entry.trial.number
-        if not entry.reused:
-            self.foresight.measured(entry.trial, entry.measurement)
-        if quality := self.so_far.judging:
-            quality.judge(entry)
-        if reason := self.so_far.gates.objection(entry):
-            self.reporter.step("note", f"trial {number} is out: {reason}", trial=number)
-        if number in (twins := self.so_far.twins):
-            self.reporter.note(
-                f"the engine runs trial {number} exactly as trial {twins[number]}: it counts as "
-                "a repeat of that one"
-            )
-        return entry
-
-    def _measure(self, stack: PolicyStack, proposal: Proposal) -> Entry:
-        """Measure a trial; the server of one that may change answers is asked about quality."""
-        may_harm = stack.harm is not Harm.LOSSLESS
-        quality = self.so_far.judging if may_harm else None
-        entry = self.so_far.ledger.run(
-            stack,
-            self.requests,
-            repeats=self.so_far.budget.repeats,
-            seed=self.rules.seed,
-            rung=RUNG_OF[stack.harm],
-            canary=may_harm,
-            optuna_number=proposal.optuna_number,
-            afterwards=None if quality is None else quality.at_server,
-        )
-        self.reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
-        return entry
-
-    def _repeat(self, first: Entry, proposal: Proposal) -> None:
-        """Measure the point of a trial once more, with fresh prompts."""
-        number = first.trial.number
-        entry = self.so_far.ledger.run(
-            first.trial.stack,
-            self.requests,
-            repeats=1,
-            seed=self.rules.seed + REPEAT_SEED + len(self.so_far.repeats(number)),
-            rung=RUNG_REPEAT,
-            canary=False,
-            parent=number,
-            optuna_number=proposal.optuna_number,
-        )
-        self.reporter.trial(entry.trial, entry.measurement, reused=entry.reused)
-
-    def _tell(self, proposal: Proposal, entry: Entry) -> None:
-        """Tell the sampler what a trial gave, together with all that run as it does."""
-        goal = self.so_far.goal
-        self.search.describe(proposal, attributes_of(entry))
-        number = self.so_far.twins.get(entry.trial.number, entry.trial.number)
-        (found,) = [e.measurement for e in self.so_far.distinct if e.trial.number == number]
-        if found.status is Status.CUT and (seen := found.metrics.get(goal.objective_metric)):
-            self.search.tell_cut(proposal, seen[0], found.share)
-            return
-        values = objective_values(goal, found)
-        objectives = self.so_far.objectives
-        costs = objectives.costs(entry)
-        is_placed = len(costs) == len(objectives.also)
-        if not values or not is_placed or self.so_far.gates.objection(entry):
-            self.search.tell_failed(proposal)
-            return
-        violations = goal_violations(goal, mean_metrics(found)).values()
-        self.search.tell(
-            proposal,
-            sum(values) / len(values),
-            [1.0 if violation is None else violation for violation in violations],
-            [costs[name].estimate for name in objectives.also],
-        )
-
     # --- small questions ---
 
     def _favourite(self) -> int | None:
         """The trial that the model takes for the best, if there is a model."""
-        arguments = self.advice.recommended(self.rungs[self.top].space)
+        arguments = self.advice.recommended(self._tried_space)
         known = [e for e in self.so_far.points if e.trial.stack.arguments == arguments]
         number = known[0].trial.number if known else None
         return None if number is None else self.so_far.twins.get(number, number)
 
+    @property
+    def _tried_space(self) -> SearchSpace:
+        """The space of the highest rung with a trial, whichever command measured it."""
+        tried = {entry.trial.stack.harm for entry in self.so_far.points}
+        searched = [rung for rung in self.rungs if rung.harm in tried] or self.rungs[:1]
+        return searched[-1].space
+
     def _known(self, stack: PolicyStack) -> Entry | None:
         points = self.so_far.points
         return next((e for e in points if e.trial.stack.arguments == stack.arguments), None)
+
+    def _stop(self, why: str) -> None:
+        """Say why no more is tried; a search that was opened again may end as it did before."""
+        if f"stop: {why}" not in self.noted:
+            self.noted.add(f"stop: {why}")
+            self.reporter.step("stop", why)
 
     def _note_once(self, reason: str, about: str = "") -> None:
         if reason not in self.noted:

@@ -132,7 +132,7 @@ def begun(monkeypatch):
 
         monkeypatch.setattr("kvtune.autotune.climb.run_trial", run_trial)
         so_far = SimpleNamespace(
-            points=points, distinct=points, goal=QUICK, gates=Gates(points[0].measurement, None)
+            points=points, contenders=points, goal=QUICK, gates=Gates(points[0].measurement, None)
         )
         Climbs(lambda: so_far, may_cut)(
             of.trial, None, (), canary=False, label="trial", afterwards=None, watch=None

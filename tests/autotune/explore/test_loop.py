@@ -9,7 +9,7 @@ from contracts.landscape import ONLY_BLOCK_SIZE, failed
 
 from kvtune.autotune.explore.advice import Advice
 from kvtune.autotune.explore.base import Pick
-from kvtune.autotune.explore.loop import REPEAT_SEED
+from kvtune.autotune.explore.measuring import REPEAT_SEED
 from kvtune.autotune.ledger import RUNG_REPEAT
 from kvtune.autotune.limits import Budget
 from kvtune.autotune.space import stack_from
