@@ -77,7 +77,7 @@ class Advice:
         return 1.0
 
     def left_out(self, space: SearchSpace) -> str:
-        """Which knobs, or `knob=value`, need not be tried, and why; empty if nothing is known."""
+        """Which knobs, or `knob=value`, hardly need to be tried, and why; empty if unknown."""
         nothing: Mapping[str, str] = {}
         by_reason: dict[str, list[str]] = {}
         with suppress(TooLate):

@@ -102,5 +102,5 @@ class Proposer(Protocol):
         ...
 
     def left_out(self, space: SearchSpace, ctx: Context) -> Mapping[str, str]:
-        """Map a knob, or `knob=value`, to why it need not be tried."""
+        """Map a knob, or `knob=value`, to why it is tried only in stacks where it matters."""
         ...

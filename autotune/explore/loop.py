@@ -273,7 +273,10 @@ class Exploration:
         """
         if "left out" not in self.noted and (said := self.advice.left_out(space)):
             self.noted.add("left out")
-            self.reporter.note(f"not tried: {said}")
+            self.reporter.note(
+                "tried only in stacks where it matters; beside the stock defaults and beside the "
+                f"best that is foretold: {said}"
+            )
         try:
             pick = self.advice.pick(space)
         except TooLate as late:

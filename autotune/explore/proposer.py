@@ -186,7 +186,7 @@ class ModelProposer:
         return regret_of(view.outlook, row, view.runs)
 
     def left_out(self, space: SearchSpace, ctx: Context) -> Mapping[str, str]:
-        """Map a knob, or `knob=value`, to why simulations say that it need not be tried."""
+        """Map a knob, or `knob=value`, to why it is tried only in stacks where it matters."""
         return self._view(space, ctx).region.left_out()
 
     # --- what is believed ---

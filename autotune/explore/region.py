@@ -104,10 +104,11 @@ class Region:
                 self._surrounded.add(row)
 
     def left_out(self) -> dict[str, str]:
-        """Map a knob, or `knob=value`, to why it is not tried, as refusals of a space do.
+        """Map a knob, or `knob=value`, to why it is tried only in stacks where it matters.
 
-        A value is left out if the simulated runs are equal to those of another one, or if nothing
-        starts with it, both beside the defaults and beside the best point that is foretold.
+        The simulated runs of a value are equal to those of another one, or nothing starts with it,
+        both beside the defaults and beside the best point that is foretold. Nothing is said of what
+        was not looked at yet.
         """
         best = self._best()
         centres = (
@@ -119,25 +120,26 @@ class Region:
         for entry in self.space.knobs:
             name, default = entry.knob.name, entry.knob.default
             others = [value for value in options_of(entry) if value != default]
-            alike: dict[tuple[int | None, ...], list[JsonValue]] = {}
+            alike: dict[tuple[int, ...], list[JsonValue]] = {}
             for value in [default, *others]:
-                rows = tuple(self._row_at({**centre, name: value}) for centre in centres)
-                alike.setdefault(rows, []).append(value)
-            for value in alike.get((None,) * len(centres), ()):
-                stack = stack_from(self.space, {**self.space.defaults, name: value}, self.ctx)
-                found[f"{name}={value}"] = infeasible_reason(stack, self.ctx) or "it cannot start"
-            groups = [group for rows, group in alike.items() if None not in rows]
-            if [len(group) for group in groups] == [1 + len(others)]:
-                found[name] = "no value of it changes anything for this load"
+                points = [candidate(self.space, {**one, name: value}, self.ctx) for one in centres]
+                able = [one for one in points if one is not None]
+                rows = [row for one in able if (row := self._rows.get(one.key)) is not None]
+                if len(rows) == len(centres):
+                    alike.setdefault(tuple(rows), []).append(value)
+                elif not able:
+                    found[f"{name}={value}"] = self._refused({**self.space.defaults, name: value})
+            if [len(group) for group in alike.values()] == [1 + len(others)]:
+                found[name] = "no value of it changes the simulated run"
                 continue
-            for first, *same in groups:
+            for first, *same in alike.values():
                 for value in same:
-                    found[f"{name}={value}"] = f"this load cannot tell it from {first}"
+                    found[f"{name}={value}"] = f"runs as {first}"
         return found
 
-    def _row_at(self, values: Mapping[str, JsonValue]) -> int | None:
-        one = candidate(self.space, values, self.ctx)
-        return None if one is None else self._rows.get(one.key)
+    def _refused(self, values: Mapping[str, JsonValue]) -> str:
+        """Why the point at `values` cannot start."""
+        return infeasible_reason(stack_from(self.space, values, self.ctx), self.ctx) or ""
 
     def _near(self, row: int) -> list[Candidate]:
         return neighbours(self.space, self.points[row].values, self.ctx)

@@ -214,7 +214,7 @@ def test_what_the_engine_is_known_to_refuse_is_not_launched(tuning_on, landscape
     tuning = tuning_on(base=base, max_harm=Harm.LOSSLESS)
     tuning.run()
     assert landscape.points == [base], "the defaults are measured whatever is thought of them"
-    refused = [note for note in tuning.reporter.notes if note.startswith("not tried: ")]
+    refused = [note for note in tuning.reporter.notes if note.startswith("tried only in ")]
     assert len(refused) == 1, "what is refused for the same reason is told once"
     assert all("max-num-batched-tokens below max-num-seqs" in note for note in refused)
 

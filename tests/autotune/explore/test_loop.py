@@ -165,8 +165,9 @@ def test_a_search_ends_before_its_budget_with_the_sentence_of_the_proposer(searc
 def test_what_is_left_out_is_said_once(search):
     tuning = search(Scripted(32, 64, 256))
     tuning.run()
-    assert [note for note in tuning.reporter.notes if note.startswith("not tried")] == [
-        "not tried: watermark: nothing changes"
+    assert [note for note in tuning.reporter.notes if note.startswith("tried only")] == [
+        "tried only in stacks where it matters; beside the stock defaults and beside the best that "
+        "is foretold: watermark: nothing changes"
     ]
 
 

@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from contracts.policy_samples import WITH_PLUGIN, on_cpu, workload
 from contracts.surfaces import CTX, LARGE, SMALL, space_of
 
-from kvtune.autotune.explore.candidates import key_of, place
+from kvtune.autotune.explore.candidates import key_of, moves, place
 from kvtune.autotune.explore.likeness import ROUGH, USUAL_AT
 from kvtune.autotune.explore.prior import Foretold, Prior
 from kvtune.autotune.explore.region import DRAWN, FORETOLD_FIRST, GROWN, Region
@@ -44,8 +46,8 @@ def test_points_with_equal_runs_are_one_and_the_simplest_stands_for_them():
     assert len(region.points) == 5 * (8 - 2) * 4
     assert region.row_of({"max-num-seqs": 12}) == region.row_of({}) == 0
     assert region.left_out() == {
-        "max_num_seqs=12": "this load cannot tell it from 64",
-        "max_num_seqs=16": "this load cannot tell it from 64",
+        "max_num_seqs=12": "runs as 64",
+        "max_num_seqs=16": "runs as 64",
     }
 
 
@@ -56,8 +58,25 @@ def test_a_knob_that_changes_no_run_is_left_out_as_a_whole():
     region = region_of(told_by(lambda at: at["block_size"], course))
     assert len(region.points) == 5 * 8
     assert region.left_out() == {
-        "max_num_batched_tokens": "no value of it changes anything for this load"
+        "max_num_batched_tokens": "no value of it changes the simulated run"
     }
+
+
+def test_nothing_is_said_of_what_was_not_looked_at_yet():
+    region = Region(WIDE, CTX, Prior(told_by(lambda at: 0.0)), lambda told: 0.0, 0)
+    region.look(until_s=0.0)
+    assert len(region.points) < len(moves(WIDE, WIDE.defaults))
+    assert region.left_out() == {}
+
+
+def test_what_nothing_starts_with_says_why():
+    ctx = replace(CTX, base_arguments={"max-num-seqs": 9, "max-num-batched-tokens": 8})
+    (entry,) = [k for k in SPACE.knobs if k.knob.name == "block_size"]
+    region = Region(SearchSpace((entry,), {}), ctx, Prior(None), lambda told: 0.0, 0)
+    region.look()
+    found = region.left_out()
+    assert set(found) == {f"block_size={choice}" for choice in entry.knob.choices}
+    assert all("max-num-batched-tokens below max-num-seqs" in why for why in found.values())
 
 
 def test_a_value_that_matters_beside_the_best_point_is_kept():
