@@ -86,9 +86,14 @@ def candidates(
     return sorted(found.values(), key=lambda one: one.stack.cost)
 
 
+def size_of(space: SearchSpace) -> int:
+    """How many points a space has, those that cannot start or are served alike among them."""
+    return prod(len(options_of(entry)) for entry in space.knobs)
+
+
 def is_enumerated(space: SearchSpace) -> bool:
     """Whether a space is so small that all of its points are candidates."""
-    return prod(len(options_of(entry)) for entry in space.knobs) <= ENUMERATED
+    return size_of(space) <= ENUMERATED
 
 
 def neighbours(

@@ -152,6 +152,7 @@ class ModelProposer:
         return why_stop(
             trials=sum(one.task == 1 for one in self._seen),
             within=float((behind <= WITHIN["1%"]).mean()),
+            among=view.region.extent,
         )
 
     def chance(self, space: SearchSpace, ctx: Context) -> float:
@@ -183,7 +184,7 @@ class ModelProposer:
         view = self._view(space, ctx)
         if (row := view.region.row_of(recommended)) is None:
             raise ValueError(f"no point of this space is served by {dict(recommended)!r}")
-        return regret_of(view.outlook, row, view.runs)
+        return regret_of(view.outlook, row, view.runs, view.region.extent)
 
     def left_out(self, space: SearchSpace, ctx: Context) -> Mapping[str, str]:
         """Map a knob, or `knob=value`, to why it is tried only in stacks where it matters."""

@@ -21,6 +21,7 @@ from kvtune.autotune.explore.candidates import (
     neighbours,
     options_of,
     place,
+    size_of,
     values_of,
 )
 from kvtune.autotune.explore.likeness import Field, Floats, field_over
@@ -69,6 +70,14 @@ class Region:
     def row_of(self, arguments: Mapping[str, JsonValue]) -> int | None:
         """Which point these arguments serve; None if none of this region's."""
         return self._rows.get(key_of(arguments))
+
+    @property
+    def extent(self) -> str:
+        """How much of the space is known, in words."""
+        looked, of = len(self._rows), size_of(self.space)
+        if looked == of:
+            return f"all {of:,} configurations"
+        return f"the {looked:,} configurations looked at, of {of:,}"
 
     def look(self, until_s: float = math.inf) -> None:
         """Add the points that are to be looked at from the start.

@@ -32,8 +32,8 @@ def excess(outlook: Outlook, chosen: int, runs: Floats) -> Floats:
     return np.where(best > 0, found, 0.0)
 
 
-def regret_of(outlook: Outlook, chosen: int, runs: Floats) -> Regret:
-    """Say how far `chosen` may be from the best; arguments are those of `excess`."""
+def regret_of(outlook: Outlook, chosen: int, runs: Floats, among: str) -> Regret:
+    """Say how far `chosen` may be from the best `among` what is known, in words; see `excess`."""
     behind = excess(outlook, chosen, runs)
     within = {text: float((behind <= share).mean()) for text, share in WITHIN.items()}
     bound = float(min(MOST, np.sort(behind)[int(np.ceil(SURE * len(behind))) - 1]))
@@ -42,8 +42,5 @@ def regret_of(outlook: Outlook, chosen: int, runs: Floats) -> Regret:
         rest = f"with {risk:.0%} it misses a limit itself"
     else:
         rest = f"with {SURE:.0%} none is better by more than {bound:.0%}"
-    says = (
-        f"with {within['2%']:.0%} probability it is within 2% of the best of {points:,} "
-        f"configurations, and {rest}"
-    )
+    says = f"with {within['2%']:.0%} probability it is within 2% of the best of {among}, and {rest}"
     return Regret(within=within, bound_ratio=bound, points=points, says=says)

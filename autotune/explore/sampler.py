@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from math import prod
 
 from kvtune.autotune.explore.asking import SIMULATED_S
-from kvtune.autotune.explore.candidates import options_of
+from kvtune.autotune.explore.candidates import size_of
 from kvtune.autotune.explore.prior import simulated_by
 from kvtune.autotune.explore.proposer import ModelProposer
 from kvtune.autotune.explore.responses import noise_of_responses
@@ -34,10 +33,9 @@ def proposer_by(
     """
     if rules.sampler is Sampler.TPE:
         return None
-    if rules.sampler is Sampler.AUTO and forecaster is None:
-        knobs = build_space(ctx, harm=rules.max_harm).knobs
-        if prod(len(options_of(entry)) for entry in knobs) > LARGE:
-            return None
+    is_blind = rules.sampler is Sampler.AUTO and forecaster is None
+    if is_blind and size_of(build_space(ctx, harm=rules.max_harm)) > LARGE:
+        return None
     return proposer_from(forecaster, goal, seed=rules.seed, patience_s=SIMULATED_S, also=rules.also)
 
 

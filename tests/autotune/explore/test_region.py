@@ -69,6 +69,15 @@ def test_nothing_is_said_of_what_was_not_looked_at_yet():
     assert region.left_out() == {}
 
 
+def test_how_much_of_the_space_is_known_is_said():
+    assert region_of(told_by(lambda at: 0.0, lambda arguments: 0)).extent == (
+        "all 160 configurations"
+    ), "those that run alike were looked at too"
+    part = Region(WIDE, CTX, Prior(told_by(lambda at: 0.0)), lambda told: 0.0, 0)
+    part.look(until_s=0.0)
+    assert part.extent == f"the 1 configurations looked at, of {160 * 3 * 5:,}"
+
+
 def test_what_nothing_starts_with_says_why():
     ctx = replace(CTX, base_arguments={"max-num-seqs": 9, "max-num-batched-tokens": 8})
     (entry,) = [k for k in SPACE.knobs if k.knob.name == "block_size"]

@@ -7,6 +7,7 @@ from kvtune.autotune.explore.responses import RATE
 from kvtune.autotune.explore.surrogate import DRAWS, Beliefs
 
 EVERYONE = np.ones(2)
+BOTH = "all 2 configurations"
 
 
 def outlook(*columns, **limits):
@@ -28,29 +29,29 @@ def half(value, other):
 
 
 def test_who_is_best_in_every_draw_is_best_for_sure():
-    found = regret_of(outlook(always(1.0), always(0.5)), 0, EVERYONE)
+    found = regret_of(outlook(always(1.0), always(0.5)), 0, EVERYONE, BOTH)
     assert found.within == {"1%": 1.0, "2%": 1.0, "5%": 1.0}
     assert (found.bound_ratio, found.points) == (0.0, 2)
 
 
 def test_a_point_that_may_be_better_is_told_with_its_probability_and_size():
-    found = regret_of(outlook(always(0.0), half(np.log(1.03), np.log(0.9))), 0, EVERYONE)
+    found = regret_of(outlook(always(0.0), half(np.log(1.03), np.log(0.9))), 0, EVERYONE, BOTH)
     assert found.within == {"1%": 0.5, "2%": 0.5, "5%": 1.0}
     assert found.bound_ratio == pytest.approx(0.03)
-    assert "with 50% probability it is within 2% of the best of 2 configurations" in found.says
+    assert "with 50% probability it is within 2% of the best of all 2 configurations" in found.says
     assert found.says.endswith("and with 95% none is better by more than 3%")
 
 
 def test_who_cannot_run_or_keep_the_limits_is_no_rival():
     better = always(0.0), always(1.0)
-    assert regret_of(outlook(*better), 0, np.array([1.0, 0.0])).bound_ratio == 0.0
+    assert regret_of(outlook(*better), 0, np.array([1.0, 0.0]), BOTH).bound_ratio == 0.0
     missed = outlook(*better, itl=[always(-1.0), always(1.0)])
-    assert regret_of(missed, 0, EVERYONE).bound_ratio == 0.0
+    assert regret_of(missed, 0, EVERYONE, BOTH).bound_ratio == 0.0
 
 
 def test_a_chosen_point_that_may_miss_a_limit_is_not_sure():
     found = regret_of(
-        outlook(always(0.0), always(-0.2), itl=[half(-1.0, 1.0), always(-1.0)]), 0, EVERYONE
+        outlook(always(0.0), always(-0.2), itl=[half(-1.0, 1.0), always(-1.0)]), 0, EVERYONE, BOTH
     )
     assert found.within["5%"] == 0.5
     assert found.bound_ratio == 10.0
