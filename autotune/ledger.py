@@ -143,6 +143,12 @@ class Ledger:
             None,
         )
 
+    def number_of(
+        self, stack: PolicyStack, *, repeats: int, seed: int, parent: int | None = None
+    ) -> int:
+        """The number under which `run` keeps this point."""
+        return self._trial(stack, repeats=repeats, seed=seed, parent=parent).number
+
     def runs(self, trial: Trial, requests: RequestSet, *, canary: bool) -> list[LoadRun]:
         """The raw runs behind a trial's measurement."""
         return self._store.runs_of(self._key(trial, requests, canary=canary))

@@ -144,7 +144,15 @@ class SoFar:
             if one.trial.number == self.favourite and one not in found.chosen
             if self.quality is None or one.trial.stack.harm is Harm.LOSSLESS
         ]
-        return replace(found, chosen=[*ahead, *found.chosen][: self.budget.finalists])
+        if not ahead:
+            return found
+        chosen = [*ahead, *found.chosen][: self.budget.finalists]
+        out = [f"trial {one.trial.number}" for one in found.chosen if one not in chosen]
+        says = (
+            f"trial {self.favourite} is confirmed{f' in place of {out[0]}' if out else ''}: by all "
+            "trials together, the search's model takes it for the best"
+        )
+        return replace(found, chosen=chosen, says=says)
 
     def _with_repeats(self, entry: Entry) -> Entry:
         again = [one.measurement for one in self.repeats(entry.trial.number)]

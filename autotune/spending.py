@@ -19,12 +19,14 @@ from kvtune.types import Goal, Measurement, Status
 class Finals:
     """Who would be confirmed now, and who is left out because there is no time to ask them.
 
-    `asking_s` is what questions would have taken with those that are left out.
+    `asking_s` is what questions would have taken with those that are left out. `says` why somebody
+    has a place that single measurements did not give, if so.
     """
 
     chosen: list[Entry]
     left_out: list[Entry] = field(default_factory=list)
     asking_s: float = 0.0
+    says: str = ""
 
 
 def finals(

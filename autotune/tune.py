@@ -256,6 +256,8 @@ class Tuning:
     def _confirmed(self, baseline: Entry, before: int) -> Confirmed:
         """Measure the finalists again, after `before` confirmations that nothing passed."""
         found = self.so_far.finals()
+        if found.says:
+            self.keeper.note(found.says)
         if self.quality is not None:
             self.quality.begin_finals(found.chosen, found.left_out, found.asking_s)
         trials = [entry.trial for entry in found.chosen]

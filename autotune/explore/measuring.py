@@ -49,6 +49,7 @@ class Measuring:
         self.reporter.phase(f"Measuring {number} of {of}{once_more}: {describe(stack)}")
         if following.because:
             self.search.describe(proposal, {"because": following.because})
+            self._say_why(following)
         try:
             if following.again is None:
                 entry = self._measured(following)
@@ -59,6 +60,22 @@ class Measuring:
             self.search.tell_stopped(proposal)
             raise
         self.tell(proposal, entry)
+
+    def _say_why(self, following: Following) -> None:
+        first = None if following.again is None else following.again.trial.number
+        number = self.so_far.ledger.number_of(
+            following.stack,
+            repeats=self.so_far.budget.repeats if first is None else 1,
+            seed=self._seed(first),
+            parent=first,
+        )
+        who = f"trial {number}" if first is None else f"trial {number}, trial {first} once more"
+        self.reporter.step("note", f"{who}: {following.because}", trial=number)
+
+    def _seed(self, parent: int | None) -> int:
+        """The seed of a new point, or of the next repeat of one."""
+        repeats = 0 if parent is None else REPEAT_SEED + len(self.so_far.repeats(parent))
+        return self.rules.seed + repeats
 
     def _measured(self, following: Following) -> Entry:
         """Measure a new point, and say what is to be said of it."""
@@ -102,7 +119,7 @@ class Measuring:
             first.trial.stack,
             self.requests,
             repeats=1,
-            seed=self.rules.seed + REPEAT_SEED + len(self.so_far.repeats(number)),
+            seed=self._seed(number),
             rung=RUNG_REPEAT,
             canary=False,
             parent=number,

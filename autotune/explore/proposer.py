@@ -22,6 +22,7 @@ from kvtune.autotune.explore.crashes import chance_to_run
 from kvtune.autotune.explore.durations import seconds_of_trials
 from kvtune.autotune.explore.likeness import Floats, Ints
 from kvtune.autotune.explore.prior import Foretell, Foretold, Prior
+from kvtune.autotune.explore.reasons import Aim, Known, because
 from kvtune.autotune.explore.region import Region
 from kvtune.autotune.explore.regret import WITHIN, excess, regret_of
 from kvtune.autotune.explore.responses import LEAST_RATE, RATE, SHARE, responses_of, score
@@ -133,14 +134,14 @@ class ModelProposer:
         best = weighed.outlook.expected()[view.measured].max(initial=0.0)
         least = LEAST_AGAIN if int(gains.argmax()) in view.seen else LEAST_GAIN
         if float(gains.max()) <= least * best:
-            return self._pick(view, self._surprising(weighed))
+            return self._pick(view, self._surprising(weighed), Aim.LOOK)
         seconds = self._seconds(view)
         if float(np.mean(seconds)) * trials_left > seconds_left:
             gains = gains / seconds
         near = [int(row) for row in np.flatnonzero(gains >= ALIKE * gains.max())]
         points = view.region.points
         row = min(near, key=lambda at: (points[at].stack.cost, -gains[at]))
-        return self._pick(view, row)
+        return self._pick(view, row, Aim.GAIN)
 
     def stop(self, space: SearchSpace, ctx: Context) -> str:
         """Why the search may end before its budget; empty when it should go on."""
@@ -370,7 +371,7 @@ class ModelProposer:
         walls_s = [one.wall_s for one in self._seen]
         return seconds_of_trials(walls_s, rates, np.exp(view.outlook.beliefs[RATE].mean))
 
-    def _pick(self, view: _View, row: int) -> Pick:
+    def _pick(self, view: _View, row: int, aim: Aim) -> Pick:
         point = view.region.points[row]
         again = row in view.seen
         noise = np.exp(np.sqrt(view.outlook.beliefs[RATE].noise) * _NORMAL)
@@ -387,11 +388,11 @@ class ModelProposer:
             repeats=len(self._good()),
             method="draws of the search's model",
         )
-        if again:
-            because = "measured before, but its noise may hide whether it is the best"
-        else:
-            told = "the simulation and " if self._prior.of(point.stack.arguments) else ""
-            because = f"{told}{len(self._good())} measurements expect {middle:.3g} {unit} of it"
-            if (best := self._best(view)) is not None:
-                because += f", {view.outlook.middle()[best]:.3g} of the best so far"
-        return Pick(dict(point.values), point.stack, because, expected, again)
+        best = self._best(view)
+        known = Known(
+            measured=len(self._good()),
+            is_simulated=self._prior.of(point.stack.arguments) is not None,
+            best=None if best is None else float(view.outlook.middle()[best]),
+        )
+        why = because(Aim.AGAIN if again else aim, expected, known)
+        return Pick(dict(point.values), point.stack, why, expected, again)

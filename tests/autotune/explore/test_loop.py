@@ -114,6 +114,20 @@ def test_what_the_proposer_says_is_measured_and_kept_in_optunas_tables(
     assert "because" not in stock.user_attrs
 
 
+def test_why_each_trial_is_tried_is_a_step_of_its_own(search):
+    tuning = search(Scripted(32, 32, 256))
+    tuning.run()
+    told = {row.trial: row.says for row in tuning.store.steps(tuning.study) if row.trial}
+    assert told == {
+        1: "trial 1: it was written down",
+        2: "trial 2, trial 1 once more: it was written down",
+        3: "trial 3: it was written down",
+    }
+    kept = {row.number: row.trial for row in tuning.store.trials(tuning.study)}
+    assert kept[2].parent == 1
+    assert kept[3].stack.arguments == {"block-size": 256}
+
+
 def test_it_is_told_of_the_baseline_first_and_of_every_trial_once(search):
     proposer = Scripted(32, 256)
     search(proposer).run()
@@ -182,6 +196,10 @@ def test_the_favourite_of_the_model_is_confirmed_whoever_was_luckier(search, lan
     tuning = search(Scripted(32, 64, 256, best={"block-size": 64}))
     tuning.run()
     assert finalist(tuning, landscape) == {"block-size": 64}
+    assert (
+        "trial 2 is confirmed in place of trial 1: by all trials together, the search's model "
+        "takes it for the best"
+    ) in tuning.reporter.notes
 
 
 def test_a_favourite_that_failed_is_not_confirmed(search, landscape):
@@ -192,6 +210,7 @@ def test_a_favourite_that_failed_is_not_confirmed(search, landscape):
     tuning = search(Scripted(32, 64, 256, best={"block-size": 64}))
     tuning.run()
     assert finalist(tuning, landscape) == {"block-size": 32}
+    assert not any("in place of" in note for note in tuning.reporter.notes)
 
 
 # --- repeats ------------------------------------------------------------------------------------

@@ -75,7 +75,15 @@ def test_the_second_trial_is_the_one_of_which_the_simulation_expects_most():
     surface = Surface(additive, told=additive)
     _, picks = search(surface, 2)
     assert surface.truth(picks[0].stack.arguments) == surface.best()
-    assert picks[0].because.startswith("the simulation and 1 measurements expect")
+    assert picks[0].because.startswith(
+        "it should better the choice most: the simulation and 1 measurement expect "
+    )
+
+
+def test_a_trial_that_only_looks_where_the_best_may_hide_says_so(monkeypatch):
+    monkeypatch.setattr("kvtune.autotune.explore.proposer.LEAST_GAIN", 9.0)
+    _, picks = search(Surface(additive, told=additive), 2)
+    assert picks[0].because.startswith("no trial should better the choice by itself")
 
 
 def test_a_limit_is_kept_where_the_fastest_points_miss_it():
