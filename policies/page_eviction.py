@@ -7,11 +7,12 @@ from typing import ClassVar
 from pydantic import JsonValue
 
 from kvtune.policies.base import Context
-from kvtune.policies.plugin_arguments import EVICTION_SHARE
+from kvtune.policies.plugin_arguments import EVICTION_SHARE, PROTECTED_TOKENS, asked_by
 from kvtune.policies.plugin_config import PageEvictionConfig, PluginConfig
 from kvtune.policies.plugin_lever import PluginLever
 from kvtune.policies.plugin_levers import SMALLEST_TOKENS, prompt_tokens
 from kvtune.policies.settings import base_settings
+from kvtune.policies.shared_prefix import protection
 from kvtune.types import Harm
 
 KNOB = "page_eviction_share"
@@ -29,7 +30,7 @@ class PageEviction(PluginLever):
     title: ClassVar[str] = "share of a prompt's pages that stay (ChunkKV)"
     harm: ClassVar[Harm] = Harm.LOSSY
     saves: ClassVar[str] = "capacity"
-    arguments: ClassVar[tuple[str, ...]] = (EVICTION_SHARE,)
+    arguments: ClassVar[tuple[str, ...]] = (EVICTION_SHARE, PROTECTED_TOKENS)
     part: ClassVar[str] = "page_eviction"
     called: ClassVar[str] = "page eviction is"
     knob_name: ClassVar[str] = KNOB
@@ -45,7 +46,7 @@ class PageEviction(PluginLever):
         prompt, block = prompt_tokens(ctx), base_settings(ctx).block_tokens
         if prompt is None:
             return ()
-        by_pages = {_kept(share, prompt, block): share for share in (*SHARES, 1.0)}
+        by_pages = {self._kept(share, prompt, ctx): share for share in (*SHARES, 1.0)}
         enough = -(-SMALLEST_TOKENS // block)
         return tuple(share for kept, share in by_pages.items() if kept >= enough and share < 1)
 
@@ -68,11 +69,20 @@ class PageEviction(PluginLever):
             return "prompts keep all of their pages"
         return f"{value:.0%} of a prompt's pages stay once it is computed, those its end looks at"
 
+    def beside(self, value: JsonValue, ctx: Context) -> dict[str, JsonValue]:
+        """Keep what prompts have in common, where it is no more than half of what stays."""
+        prompt = prompt_tokens(ctx)
+        if prompt is None or not isinstance(value, float):
+            return {}
+        return protection(value * prompt / 2, ctx)
 
-def _kept(share: float, prompt: int, block_tokens: int) -> int:
-    """How many pages of `block_tokens` stay of a prompt."""
-    if share == 1:
-        return -(-prompt // block_tokens)
-    budget = PluginConfig(page_eviction=PageEvictionConfig(share=share)).page_budget(block_tokens)
-    assert budget is not None
-    return budget.kept(prompt)
+    def _kept(self, share: float, prompt: int, ctx: Context) -> int:
+        """How many pages stay of a prompt."""
+        block = base_settings(ctx).block_tokens
+        if share == 1:
+            return -(-prompt // block)
+        protect = asked_by({**ctx.base_arguments, **self.beside(share, ctx)}).protect
+        asked = PluginConfig(page_eviction=PageEvictionConfig(share=share), protect=protect)
+        budget = asked.page_budget(block)
+        assert budget is not None
+        return budget.kept(prompt)

@@ -20,6 +20,7 @@ QUEST_TOKENS = f"{PREFIX}quest.budget_tokens"
 WINDOW_TOKENS = f"{PREFIX}streaming_llm.window_tokens"
 EVICTION_SHARE = f"{PREFIX}page_eviction.share"
 STORE_FORMAT = f"{PREFIX}store.format"
+PROTECTED_TOKENS = f"{PREFIX}protect.prefix_tokens"
 HOST_BYTES = f"{PREFIX}tiers.host_bytes"
 
 NOTHING = PluginConfig()

@@ -12,7 +12,7 @@ from typing import ClassVar
 from pydantic import JsonValue
 
 from kvtune.policies.base import Context, Knob, Policy, Support
-from kvtune.policies.plugin_arguments import asked_by
+from kvtune.policies.plugin_arguments import PROTECTED_TOKENS, asked_by
 from kvtune.policies.plugin_clashes import clashes
 from kvtune.policies.plugin_config import AFTER_PROMPTS
 from kvtune.policies.plugin_levers import why_not_served
@@ -26,7 +26,7 @@ class PluginLever(Policy):
 
     `part` is the section of the plugin's request that it fills, and `called` what people call that,
     with its verb.
-    Its one argument is set by the knob `knob_name`, in `unit`; the value `off` sets nothing.
+    Its first argument is set by the knob `knob_name`, in `unit`; the value `off` sets nothing.
     """
 
     part: ClassVar[str]
@@ -51,11 +51,14 @@ class PluginLever(Policy):
     def says(self, value: JsonValue) -> str:
         """What a value does, `off` too, in one line."""
 
+    def beside(self, value: JsonValue, ctx: Context) -> dict[str, JsonValue]:
+        """Further arguments that a value is served with."""
+        return {}
+
     def supports(self, ctx: Context) -> Support:
         """Refuse where the plugin cannot serve it, or where nothing is to be gained."""
-        fixed = super().supports(ctx)
-        if not fixed.ok:
-            return fixed
+        if ctx.fixed(self.arguments[0]):
+            return Support.no(f"{self.arguments[0]} is fixed by --engine-args")
         if getattr(asked_by(ctx.base_arguments), self.part) is not None:
             return Support.no(f"{self.called} fixed by --engine-args")
         if reason := why_not_served(ctx) or self.unneeded(ctx):
@@ -94,8 +97,13 @@ class PluginLever(Policy):
         """Set the option under `additional-config`."""
         values = self.complete(parameters, ctx)
         value = values.get(self.knob_name, self.off)
-        arguments = {} if value == self.off else {self.arguments[0]: value}
-        return self.make_choice(values, arguments, self.says(value))
+        if value == self.off:
+            return self.make_choice(values, {}, self.says(value))
+        more = self.beside(value, ctx)
+        said = self.says(value)
+        if tokens := more.get(PROTECTED_TOKENS):
+            said += f"; the first {tokens}, which prompts have in common, stay in any case"
+        return self.make_choice(values, {self.arguments[0]: value, **more}, said)
 
     def _clash(self, value: JsonValue, ctx: Context) -> str:
         """Why the plugin would refuse a value beside what the user fixed; empty: it would not."""

@@ -7,9 +7,10 @@ from typing import ClassVar
 from pydantic import JsonValue
 
 from kvtune.policies.base import Context
-from kvtune.policies.plugin_arguments import WINDOW_TOKENS
+from kvtune.policies.plugin_arguments import PROTECTED_TOKENS, WINDOW_TOKENS
 from kvtune.policies.plugin_lever import PluginLever
 from kvtune.policies.plugin_levers import budgets_tokens, context_tokens, why_all_is_kept
+from kvtune.policies.shared_prefix import protection
 from kvtune.types import Harm
 
 KNOB = "streaming_window_tokens"
@@ -26,7 +27,7 @@ class StreamingWindow(PluginLever):
     title: ClassVar[str] = "latest tokens that a request keeps (StreamingLLM)"
     harm: ClassVar[Harm] = Harm.LOSSY
     saves: ClassVar[str] = "capacity"
-    arguments: ClassVar[tuple[str, ...]] = (WINDOW_TOKENS,)
+    arguments: ClassVar[tuple[str, ...]] = (WINDOW_TOKENS, PROTECTED_TOKENS)
     part: ClassVar[str] = "streaming_llm"
     called: ClassVar[str] = "StreamingLLM is"
     knob_name: ClassVar[str] = KNOB
@@ -54,3 +55,7 @@ class StreamingWindow(PluginLever):
         if value == self.off:
             return "requests keep all of their tokens"
         return f"a request keeps its first tokens and the last {value}, and frees the others"
+
+    def beside(self, value: JsonValue, ctx: Context) -> dict[str, JsonValue]:
+        """Keep what prompts have in common too, where it is no more than the window."""
+        return protection(value, ctx) if isinstance(value, int) else {}

@@ -31,8 +31,9 @@ def fingerprint(
     the chat template adds.
 
     `reusable_prefix_share` covers the requests whose tokens or prefix blocks are known, and is
-    empty if there are none. It is exact up to `tracked_blocks` distinct blocks; beyond that it is
-    an unbiased estimate from a sample of them, and `sampled` is true.
+    empty if there are none; `shared_prefix_tokens` is None then. The share is exact up to
+    `tracked_blocks` distinct blocks; beyond that it is an unbiased estimate from a sample of them,
+    and `sampled` is true.
 
     Duration, rate and burstiness are unknown unless every request has an arrival time. The rate is
     that of the gaps between requests.
@@ -73,6 +74,7 @@ def fingerprint(
         request_rate_per_s=arrivals.rate_per_s,
         burstiness=arrivals.burstiness,
         reusable_prefix_share=reuse.shares(),
+        shared_prefix_tokens=reuse.common_tokens,
         sampled=reuse.sampled,
         digest=digest.hex(),
     )

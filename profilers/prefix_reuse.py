@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Sequence
 from math import gcd
 
+from kvtune.profilers.common_prefix import CommonPrefix
+
 TRACKED_BLOCKS = 1_000_000
 _SAMPLE_BITS_FROM = 20
 _HIT = 1 << 6
@@ -41,11 +43,17 @@ class PrefixReuse:
         self._level = 0
         self._reused_tokens = [0] * len(self._block_sizes)
         self._tokens = 0
+        self._common = CommonPrefix()
 
     @property
     def sampled(self) -> bool:
         """Whether there were too many blocks to keep all."""
         return self._level > 0
+
+    @property
+    def common_tokens(self) -> int | None:
+        """How long a beginning most prompts have in common with others; None if unknown."""
+        return self._common.tokens
 
     def add_blocks(self, blocks: Sequence[int], block_tokens: int, input_tokens: int) -> None:
         """Add a prompt of `input_tokens` that begins with blocks named by hash ids.
@@ -88,6 +96,7 @@ class PrefixReuse:
 
     def _add(self, keys: Sequence[int], ends: Sequence[int], input_tokens: int) -> None:
         self._tokens += input_tokens
+        self._common.add(keys, ends)
         seen = self._seen
         mask = self._mask()
         start = run_start = run_end = run_weight = 0

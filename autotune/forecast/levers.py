@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from kvtune.autotune.forecast.experience import Experience
 from kvtune.autotune.forecast.loading import LOADED_ON_CPU, LOADED_ON_GPU, load_speeds
-from kvtune.autotune.forecast.plugin_levers import plugin_budgets, saved_times
+from kvtune.autotune.forecast.plugin_levers import plugin_offers, saved_times
 from kvtune.autotune.forecast.read_times import UNCHANGED, Times, read_times, times_by_bytes
 from kvtune.autotune.forecast.step_cost import StepCost
 from kvtune.autotune.forecast.system import (
@@ -380,7 +380,7 @@ def _plugin(mean: History, ctx: Context, experience: Experience) -> list[Lever]:
     """What kvtune's plugin for vLLM serves: the same budgets, and its formats."""
     return [
         lever_of(one.arguments, ctx, name=one.name, says=one.says, experience=experience)
-        for one in plugin_budgets(mean, BUDGET_SHARES, base_settings(ctx).block_tokens)
+        for one in plugin_offers(mean, BUDGET_SHARES, ctx)
     ]
 
 

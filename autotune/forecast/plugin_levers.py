@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
 from kvtune.autotune.forecast.read_times import UNCHANGED, Times
+from kvtune.policies.base import Context
 from kvtune.policies.method import History
+from kvtune.policies.page_eviction import PageEviction
 from kvtune.policies.plugin_arguments import (
     EVICTION_SHARE,
     QUEST_TOKENS,
@@ -16,7 +18,9 @@ from kvtune.policies.plugin_arguments import (
     WINDOW_TOKENS,
 )
 from kvtune.policies.plugin_config import PluginConfig
+from kvtune.policies.settings import base_settings
 from kvtune.policies.store_format import FORMATS
+from kvtune.policies.streaming_window import StreamingWindow
 
 QUEST_SAVED: Times = (1.0, 0.75, 0.0)
 KEPT_SAVED: Times = (1.0, 1.0, 0.5)
@@ -60,3 +64,16 @@ def plugin_budgets(mean: History, shares: Sequence[float], block_tokens: int) ->
         says = f"holds keys and values as {name}, and reads them back to full precision"
         found.append(PluginOffer(f"store {name}", says, {STORE_FORMAT: name}))
     return found
+
+
+def plugin_offers(mean: History, shares: Sequence[float], ctx: Context) -> list[PluginOffer]:
+    """The same for a server, with what a search protects of prompts there."""
+    found = plugin_budgets(mean, shares, base_settings(ctx).block_tokens)
+    return [replace(one, arguments={**one.arguments, **_beside(one, ctx)}) for one in found]
+
+
+def _beside(offer: PluginOffer, ctx: Context) -> Mapping[str, JsonValue]:
+    for lever in (StreamingWindow(), PageEviction()):
+        if (value := offer.arguments.get(lever.arguments[0])) is not None:
+            return lever.beside(value, ctx)
+    return {}

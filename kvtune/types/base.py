@@ -122,8 +122,10 @@ class WorkloadFingerprint(Stored):
     """What a workload looks like, without its text.
 
     `reusable_prefix_share` maps a block size in tokens to the share of prompt tokens that an
-    unbounded prefix cache of that block size would serve. `burstiness` is the coefficient of
-    variation of inter-arrival times (1 for a Poisson process). `digest` identifies the requests.
+    unbounded prefix cache of that block size would serve. `shared_prefix_tokens` is the beginning
+    that most prompts have in common with others, such as a system prompt. `burstiness` is the
+    coefficient of variation of inter-arrival times (1 for a Poisson process). `digest` identifies
+    the requests.
     """
 
     requests: int
@@ -133,6 +135,7 @@ class WorkloadFingerprint(Stored):
     request_rate_per_s: float | None
     burstiness: float | None
     reusable_prefix_share: dict[int, float] = Field(default_factory=dict)
+    shared_prefix_tokens: int | None = None
     sampled: bool = False
     digest: str = ""
 

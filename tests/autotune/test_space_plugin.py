@@ -6,7 +6,12 @@ import pytest
 from contracts.policy_samples import MIB, WITH_PLUGIN, on_cpu, workload
 
 from kvtune.autotune.space import build_space, infeasible_reason, stack_from
-from kvtune.policies.plugin_arguments import QUEST_TOKENS, WINDOW_TOKENS, asked_by
+from kvtune.policies.plugin_arguments import (
+    PROTECTED_TOKENS,
+    QUEST_TOKENS,
+    WINDOW_TOKENS,
+    asked_by,
+)
 from kvtune.policies.plugin_clashes import clashes
 from kvtune.policies.settings import settings_of
 from kvtune.types import Harm
@@ -49,6 +54,15 @@ def test_layers_in_formats_of_their_own_give_way_to_the_plugin():
         "quest_budget_tokens": 512,
     }
     assert arguments_of(values, on()) == {"kv-cache-dtype": "fp8", QUEST_TOKENS: 512}
+
+
+def test_policies_that_drop_tokens_leave_what_prompts_have_in_common():
+    lengths = workload(input_p95=5000.0, output_p50=60.0, shared=400)
+    ctx = on_cpu(engine=WITH_PLUGIN, fingerprint=lengths)
+    for values in ({"streaming_window_tokens": 512}, {"page_eviction_share": 0.5}):
+        assert arguments_of(values, ctx)[PROTECTED_TOKENS] == 400
+    both = arguments_of({"streaming_window_tokens": 512, "page_eviction_share": 0.5}, ctx)
+    assert both[PROTECTED_TOKENS] == 400, "whichever of the two gives way"
 
 
 @pytest.mark.parametrize(("window", "fits"), [(512, True), (4096, False)])

@@ -11,6 +11,7 @@ from kvtune.types import Choice, Harm, PolicyStack
 VLLM_OPTIONS = frozenset(
     {
         "additional-config.kvtune.page_eviction.share",
+        "additional-config.kvtune.protect.prefix_tokens",
         "additional-config.kvtune.quest.budget_tokens",
         "additional-config.kvtune.store.format",
         "additional-config.kvtune.streaming_llm.window_tokens",

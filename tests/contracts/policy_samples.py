@@ -40,7 +40,7 @@ def lengths(p50, p95):
     return Histogram(edges=(0.0, 1e5), counts=(1,), mean=p50, p50=p50, p95=p95, p99=p95)
 
 
-def workload(input_p50=300.0, input_p95=500.0, output_p50=60.0, reuse=None):
+def workload(input_p50=300.0, input_p95=500.0, output_p50=60.0, reuse=None, shared=None):
     return WorkloadFingerprint(
         requests=100,
         input_tokens=lengths(input_p50, input_p95),
@@ -49,6 +49,7 @@ def workload(input_p50=300.0, input_p95=500.0, output_p50=60.0, reuse=None):
         request_rate_per_s=None,
         burstiness=None,
         reusable_prefix_share=reuse or {},
+        shared_prefix_tokens=shared,
     )
 
 
@@ -88,7 +89,7 @@ SITUATIONS = {
     ),
     "cpu, long prompts and the plugin": on_cpu(
         engine=WITH_PLUGIN,
-        fingerprint=workload(input_p50=2500.0, input_p95=5000.0),
+        fingerprint=workload(input_p50=2500.0, input_p95=5000.0, shared=700),
         base_arguments={"kv-cache-memory-bytes": "512M"},
     ),
     "cpu, shared prefixes and the plugin": on_cpu(

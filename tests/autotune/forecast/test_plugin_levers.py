@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from contracts.forecast_baseline import CPU, context, found_on
-from contracts.policy_samples import WITH_PLUGIN
+from contracts.policy_samples import WITH_PLUGIN, workload
 from contracts.store_values import a_study
 
 from kvtune.autotune.forecast.counted import start_problem
@@ -23,6 +23,7 @@ from kvtune.autotune.forecast.system import as_reported, system_of
 from kvtune.policies.plugin_arguments import (
     EVICTION_SHARE,
     HOST_BYTES,
+    PROTECTED_TOKENS,
     QUEST_TOKENS,
     STORE_FORMAT,
     WINDOW_TOKENS,
@@ -315,6 +316,22 @@ def test_page_eviction_lets_more_requests_decode_in_the_same_pool(forecaster_of)
     ratio = found["goodput_requests_per_s"].ratio
     assert ratio.low <= after / before <= ratio.high
     assert "tokens of a mean context are read, not " in found["itl_p50_s"].reason
+
+
+def test_what_prompts_have_in_common_is_protected_in_forecasts_as_in_a_search():
+    ctx = as_reported(beside_the_plugin(max_model_len_tokens=2048))
+    bare = found_on(ctx)
+    told = found_on(replace(ctx, fingerprint=workload(2000.0, 2000.0, shared=50)))
+    assert not any(PROTECTED_TOKENS in lever.arguments for lever in bare.values())
+    kept = {name for name, lever in told.items() if lever.arguments.get(PROTECTED_TOKENS) == 50}
+    wanted = {
+        name
+        for name, lever in told.items()
+        if EVICTION_SHARE in lever.arguments or lever.arguments.get(WINDOW_TOKENS, 0) >= 50
+    }
+    assert kept == wanted
+    assert any(name.startswith("streaming-llm") for name in wanted)
+    assert "page-eviction 0.5" in wanted
 
 
 def test_a_host_tier_holds_as_many_blocks_as_it_has_bytes_for():
