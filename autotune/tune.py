@@ -23,7 +23,7 @@ from kvtune.autotune.confirm import CONFIRMATION_SEED, confirm, confirmed_before
 from kvtune.autotune.early_stop import EarlyStop, finish_cut
 from kvtune.autotune.explore.kin import kin_of
 from kvtune.autotune.explore.loop import Exploration
-from kvtune.autotune.explore.sampler import proposer_by
+from kvtune.autotune.explore.sampler import proposer_by, proposer_text
 from kvtune.autotune.forecast.foresight import Foresight, foresight_of
 from kvtune.autotune.judging import judge_finalists
 from kvtune.autotune.ledger import RUNG_LOSSLESS, Entry, Ledger, RequestSet, TrialRunner
@@ -240,6 +240,9 @@ class Tuning:
         goal, seed = self.study.goal, self.rules.seed
         if self.bench.plan.at_boundary:  # Limits are just met there: what they cost is the load.
             goal = goal.model_copy(update={"slos": ()})
+        forecaster = self.foresight.forecaster
+        proposer = proposer_by(self.rules, forecaster, goal, context)
+        self.keeper.note(proposer_text(self.rules, forecaster, proposer))
         self.exploration = Exploration(
             self.so_far,
             self.rules,
@@ -249,7 +252,7 @@ class Tuning:
             self.foresight,
             self.keeper,
             kin_of(self.study, self.store),
-            proposer_by(self.rules, self.foresight.forecaster, goal, context),
+            proposer,
         )
         return self.exploration
 

@@ -24,12 +24,12 @@ from kvtune.autotune.explore.likeness import Floats, Ints
 from kvtune.autotune.explore.prior import Foretell, Foretold, Prior
 from kvtune.autotune.explore.reasons import Aim, Known, because
 from kvtune.autotune.explore.region import Region
-from kvtune.autotune.explore.regret import WITHIN, excess, regret_of
+from kvtune.autotune.explore.regret import excess, expected_loss, regret_of
 from kvtune.autotune.explore.responses import LEAST_RATE, RATE, SHARE, responses_of, score
 from kvtune.autotune.explore.stopping import why_stop
 from kvtune.autotune.explore.surrogate import Beliefs, Samples, fit
 from kvtune.autotune.explore.weighing import weighing_of
-from kvtune.autotune.limits import Also
+from kvtune.autotune.limits import ENOUGH, Also
 from kvtune.autotune.space import SearchSpace
 from kvtune.policies.base import Context
 from kvtune.profilers.metrics.base import metric_of
@@ -97,6 +97,7 @@ class ModelProposer:
             is left for the next question.
         also: further objectives. Each trial is then chosen by another weight of all of them, and
             no trial is needless: every one may show another part of the front.
+        enough: the share of the best objective whose expected loss ends the search; 0: none does.
     """
 
     def __init__(
@@ -109,9 +110,10 @@ class ModelProposer:
         seed: int = 0,
         patience_s: float = math.inf,
         also: Sequence[Also] = (),
+        enough: float = ENOUGH,
     ) -> None:
         self._goal, self._requests, self._seed, self._also = goal, requests, seed, also
-        self._patience_s = patience_s
+        self._patience_s, self._enough = patience_s, enough
         self._prior = Prior(foretell)
         self._noise = {**NOISE, **(noise or {})}
         self._seen: list[Observation] = []
@@ -149,10 +151,10 @@ class ModelProposer:
         best = self._best(view)
         if best is None or self._also:
             return ""
-        behind = excess(view.outlook, best, view.runs)
         return why_stop(
             trials=sum(one.task == 1 for one in self._seen),
-            within=float((behind <= WITHIN["1%"]).mean()),
+            lost=expected_loss(excess(view.outlook, best, view.runs)),
+            enough=self._enough,
             among=view.region.extent,
         )
 

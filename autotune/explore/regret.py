@@ -32,6 +32,14 @@ def excess(outlook: Outlook, chosen: int, runs: Floats) -> Floats:
     return np.where(best > 0, found, 0.0)
 
 
+def expected_loss(behind: Floats) -> float:
+    """The share of the best that the chosen point is expected to lack, of its `excess`.
+
+    Where it misses a limit itself, that is all of it.
+    """
+    return float(1 - np.mean(1 / (1 + behind)))
+
+
 def regret_of(outlook: Outlook, chosen: int, runs: Floats, among: str) -> Regret:
     """Say how far `chosen` may be from the best `among` what is known, in words; see `excess`."""
     behind = excess(outlook, chosen, runs)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from kvtune.autotune.explore.asking import SIMULATED_S
+from kvtune.autotune.explore.base import Proposer
 from kvtune.autotune.explore.candidates import size_of
 from kvtune.autotune.explore.prior import simulated_by
 from kvtune.autotune.explore.proposer import ModelProposer
@@ -37,6 +38,26 @@ def proposer_by(
     if is_blind and size_of(build_space(ctx, harm=rules.max_harm)) > LARGE:
         return None
     return proposer_from(forecaster, goal, seed=rules.seed, patience_s=SIMULATED_S, also=rules.also)
+
+
+def proposer_text(rules: Rules, forecaster: Forecaster | None, proposer: Proposer | None) -> str:
+    """Who proposes the trials of a search, and what follows, for who reads of it.
+
+    The arguments are those of `proposer_by`, and what it gave.
+    """
+    if proposer is not None and forecaster is not None:
+        return "trials are proposed by the search's model, with simulations of the baseline's load"
+    if proposer is not None:
+        return "trials are proposed by the search's model, without simulations of this load"
+    why = (
+        "as it was asked for"
+        if rules.sampler is Sampler.TPE
+        else f"as the space has more than {LARGE:,} configurations and nothing simulates this load"
+    )
+    return (
+        f"trials are proposed by Optuna's TPE sampler, {why}: it uses the whole budget, and there "
+        "is no estimate of how far the choice may be from the best"
+    )
 
 
 def proposer_from(

@@ -160,7 +160,7 @@ def test_a_finalist_whose_items_prove_nothing_is_out_with_the_number_that_could(
     (said,) = {
         decision.rejected[number]
         for number in harmful(tuning)
-        if decision.rejected[number] != "not among the best when it was tried"
+        if decision.rejected[number] != "not among those that were confirmed"
     }
     assert said.startswith("quality, standard size: not enough evidence for words/one right")
     assert re.search(rf": [0-9]+ items needed of .*, which had {STANDARD_ITEMS}; ", said)
