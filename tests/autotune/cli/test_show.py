@@ -35,7 +35,7 @@ def test_a_study_shows_its_trials_its_decision_and_why_the_others_are_out(after_
     winner = after_search.decision["recommended"]
     assert f"Recommended: trial {winner}: block-size 32" in said
     others = sorted({1, 2, 3} - {winner})
-    assert f"- trials {others[0]}, {others[1]} out: not among the best when it was tried" in said
+    assert f"- trials {others[0]}, {others[1]} out: not among those that were confirmed" in said
 
 
 def test_a_study_shows_what_its_goal_limits_and_who_misses_it(kvtune):

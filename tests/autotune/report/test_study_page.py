@@ -102,7 +102,7 @@ def whole(store):
         baseline_figures={"goodput_requests_per_s": stock, "ttft_p95_s": slow},
         gain_ratio=ratio,
         reasons=("above the stock defaults beyond noise",),
-        rejected={3: "not among the best when it was tried"},
+        rejected={3: "not among those that were confirmed"},
     )
     store.save_decision(study, decision)
     config = a_config(study.name).model_copy(update={"trial": 1})
