@@ -67,13 +67,20 @@ def plugin_budgets(mean: History, shares: Sequence[float], block_tokens: int) ->
 
 
 def plugin_offers(mean: History, shares: Sequence[float], ctx: Context) -> list[PluginOffer]:
-    """The same for a server, with what a search protects of prompts there."""
-    found = plugin_budgets(mean, shares, base_settings(ctx).block_tokens)
-    return [replace(one, arguments={**one.arguments, **_beside(one, ctx)}) for one in found]
+    """The same for a server, as a search would try it: what prompts have in common is protected.
 
-
-def _beside(offer: PluginOffer, ctx: Context) -> Mapping[str, JsonValue]:
-    for lever in (StreamingWindow(), PageEviction()):
-        if (value := offer.arguments.get(lever.arguments[0])) is not None:
-            return lever.beside(value, ctx)
-    return {}
+    Pages are evicted only down to shares that leave long prompts enough.
+    """
+    window, eviction = StreamingWindow(), PageEviction()
+    enough = eviction.wanted(ctx)
+    found = []
+    for one in plugin_budgets(mean, shares, base_settings(ctx).block_tokens):
+        more: Mapping[str, JsonValue] = {}
+        if (tokens := one.arguments.get(WINDOW_TOKENS)) is not None:
+            more = window.beside(tokens, ctx)
+        elif (share := one.arguments.get(EVICTION_SHARE)) is not None:
+            if share not in enough:
+                continue
+            more = eviction.beside(share, ctx)
+        found.append(replace(one, arguments={**one.arguments, **more}))
+    return found

@@ -20,6 +20,7 @@ from kvtune.autotune.forecast.replay import simulate
 from kvtune.autotune.forecast.sparse_reads import SparseReads
 from kvtune.autotune.forecast.step_cost import StepCost
 from kvtune.autotune.forecast.system import as_reported, system_of
+from kvtune.policies.page_eviction import PageEviction
 from kvtune.policies.plugin_arguments import (
     EVICTION_SHARE,
     HOST_BYTES,
@@ -156,7 +157,7 @@ def test_levers_of_the_plugin_take_the_place_of_what_no_engine_serves():
     names = set(found_on(beside_the_plugin()))
     # Half and a quarter of the mean sequence of 800 tokens.
     assert {"quest 400", "quest 200", "streaming-llm 400", "streaming-llm 200"} <= names
-    assert {"page-eviction 0.5", "page-eviction 0.25", "host tier"} <= names
+    assert {"page-eviction 0.5", "host tier"} <= names
     assert {f"store {name}" for name in ("int8", "int4", "turboquant", "kivi")} <= names
     assert not any(":" in name for name in names)
     without = set(found_on(context(CPU)))
@@ -316,6 +317,20 @@ def test_page_eviction_lets_more_requests_decode_in_the_same_pool(forecaster_of)
     ratio = found["goodput_requests_per_s"].ratio
     assert ratio.low <= after / before <= ratio.high
     assert "tokens of a mean context are read, not " in found["itl_p50_s"].reason
+
+
+@pytest.mark.parametrize(
+    ("prompt", "offered"),
+    [(200.0, []), (384.0, []), (512.0, [0.5]), (1024.0, [0.5, 0.25]), (4096.0, [0.5, 0.25])],
+)
+def test_page_eviction_is_forecast_as_far_as_a_search_tries_it(prompt, offered):
+    ctx = replace(
+        as_reported(beside_the_plugin(max_model_len_tokens=8192)),
+        fingerprint=workload(prompt, prompt),
+    )
+    found = [lever.arguments.get(EVICTION_SHARE) for lever in found_on(ctx).values()]
+    assert [share for share in found if share is not None] == offered
+    assert sorted(offered) == list(PageEviction().wanted(ctx))
 
 
 def test_what_prompts_have_in_common_is_protected_in_forecasts_as_in_a_search():
