@@ -14,7 +14,7 @@ PREFIX_BLOCK_TOKENS = 16
 
 Effect = Literal["helps", "hurts", "changes nothing"]
 Expected = Literal["helps", "hurts", "changes nothing", "does not help", "open"]
-ModelName = Literal["smollm2", "keys", "wide", "half", "tiny"]
+ModelName = Literal["smollm2", "keys", "deep keys", "wide", "half", "tiny"]
 
 
 @dataclass(frozen=True, slots=True)
