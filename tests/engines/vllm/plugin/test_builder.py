@@ -11,7 +11,7 @@ from kvtune.engines.vllm.plugin import builder as under_test
 from kvtune.engines.vllm.plugin import self_test
 from kvtune.engines.vllm.plugin.counters import Counters
 from kvtune.errors import BadInput
-from kvtune.policies.plugin_config import PluginConfig, StreamingLlmConfig
+from kvtune.policies.plugin_config import PluginConfig, StoreConfig, StreamingLlmConfig
 
 torch = pytest.importorskip("torch")
 
@@ -120,3 +120,19 @@ def test_kernels_with_pages_of_their_own_are_refused_with_what_helps(make):
     with pytest.raises(BadInput, match="pages of 4 tokens") as refused:
         make(kernel_tokens=4)
     assert refused.value.__notes__ == ["To fix: set --block-size 4."]
+
+
+@pytest.mark.parametrize(
+    ("store", "is_tested"),
+    [("kivi", False), ("int8", True), (None, True)],
+)
+def test_a_start_without_a_self_test_says_so(make, monkeypatch, caplog, store, is_tested):
+    tested = []
+    monkeypatch.setattr(self_test, "check", lambda *_: tested.append(True))
+    make(ASKED if store is None else PluginConfig(store=StoreConfig(format=store)))
+    assert tested == [True] * is_tested
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [one.startswith("The self-test of kvtune's plugin cannot be run") for one in said] == (
+        [] if is_tested else [True]
+    )
+    assert all("a kivi store" in one for one in said)
