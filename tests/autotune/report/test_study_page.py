@@ -15,7 +15,6 @@ from kvtune.store.database import open_store
 from kvtune.types import (
     Bottleneck,
     Decision,
-    EffectiveConfig,
     Evidence,
     FailureClass,
     Forecast,
@@ -348,22 +347,6 @@ def test_nothing_from_outside_becomes_markup(store):
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     drawn = parsed(study_page(study_view(store, study))).plots
     assert "<script" not in json.dumps(list(drawn.values()))
-
-
-def ran(start_kind):
-    return measured(2.0, effective=EffectiveConfig(start_kind=start_kind))
-
-
-@pytest.mark.parametrize(
-    ("kinds", "said"),
-    [
-        (("warm", "narrowed"), "Every trial, and every round of the confirmation, had a server"),
-        (("warm", "live", "live"), "2 of 3 trials had the running server of the trial before"),
-    ],
-)
-def test_whose_server_trials_had_is_told_as_it_was(store, kinds, said):
-    view = of(store, *(({"a": n} if n else {}, ran(kind)) for n, kind in enumerate(kinds)))
-    assert said in texts(view, "How it was measured")
 
 
 def test_the_same_findings_are_there_for_a_program(whole):
