@@ -13,6 +13,9 @@ from kvtune.profilers.quality.limits import Limit, limit_text
 from kvtune.profilers.quality.suite import Size
 from kvtune.types import Harm
 
+ENOUGH = 0.02
+"""The share of the best objective that a search's choice may be expected to lack when it ends."""
+
 
 class Sampler(StrEnum):
     """Who says what to try: a model of what was measured, Optuna's TPE, or whichever suits."""
@@ -90,7 +93,8 @@ class Rules:
     Without `quality`, only the long-prompt canary looks at answers. Without `early_stop`, a trial
     that turns out hopeless is measured to its end; so it is with `also`: what is hopeless by the
     goal's own objective may be the best by another one. `max_host_bytes` is the most host memory
-    that a setting may take beside the KV pool; without, policies set their own bounds.
+    that a setting may take beside the KV pool; without, policies set their own bounds. `enough` is
+    the expected loss, as a share of the best, at which a search ends before its budget; 0: at none.
     """
 
     max_harm: Harm = Harm.NEAR_LOSSLESS
@@ -102,6 +106,7 @@ class Rules:
     sampler: Sampler = Sampler.AUTO
     also: tuple[Also, ...] = ()
     max_host_bytes: int | None = None
+    enough: float = ENOUGH
 
     @property
     def may_cut(self) -> bool:

@@ -76,7 +76,6 @@ def search(
     *,
     seed: int,
     options: Sequence[str],
-    command: Sequence[str] = KVTUNE,
 ) -> Found:
     """One search in a home of its own, which is emptied before: it knows nothing of others.
 
@@ -88,7 +87,7 @@ def search(
     shutil.rmtree(home, ignore_errors=True)
     workload = home / "workload.jsonl"
     write_workload(workload, setting.case.requests(seed, times=2))
-    words = [*command, *_words(setting, workload, seed)]
+    words = [*KVTUNE, *_words(setting, workload, seed)]
     environment = {**os.environ, "KVTUNE_HOME": str(home)}
     environment.pop("KVTUNE_STORE", None)  # It would be the history of something else.
     began_s = time.monotonic()

@@ -30,7 +30,7 @@ from typing import NamedTuple
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from regret_noise import begin_s, noise_of
-from regret_product import NAME, SAYS, replay_product
+from regret_product import NAME, SAYS, WHOLE, WHOLE_SAYS, replay_product
 from regret_report import Replay, Results, html, markdown
 from regret_rivals import Method, methods
 from surface_bench import Judge, Surface, recorded_surfaces, stock_of
@@ -75,7 +75,8 @@ class Searching(NamedTuple):
 
 def searches() -> dict[str, Searching]:
     """All that can be replayed, by name: the product's own, its model alone, and its rivals."""
-    found = {NAME: Searching(SAYS, replay_product)}
+    whole = partial(replay_product, name=WHOLE, enough=0.0)
+    found = {NAME: Searching(SAYS, replay_product), WHOLE: Searching(WHOLE_SAYS, whole)}
     for name, method in methods().items():
         found[name] = Searching(method.says, partial(_replay_by, method))
     return found

@@ -38,7 +38,7 @@ from kvtune.autotune.explore.loop import Exploration
 from kvtune.autotune.explore.proposer import ModelProposer
 from kvtune.autotune.forecast.foresight import foresight_of
 from kvtune.autotune.ledger import RUNG_BASELINE, Ledger, RequestSet
-from kvtune.autotune.limits import Budget, Rules
+from kvtune.autotune.limits import ENOUGH, Budget, Rules
 from kvtune.autotune.reporting import Quiet
 from kvtune.autotune.search import Search
 from kvtune.autotune.so_far import SoFar
@@ -55,6 +55,8 @@ from kvtune.types import PolicyStack, Regret, Request, Workload
 
 NAME = "product"
 SAYS = "kvtune search itself: its loop, early stops, repeats and stopping rule, with its model"
+WHOLE = "product-whole"
+WHOLE_SAYS = "the same with `--enough 0`: it does not end before its budget"
 ENDLESS_S = 1e6
 """However slow the machine is that replays, nothing is drawn at random for want of time."""
 
@@ -116,7 +118,15 @@ class Noting:
         return self.model.recommended(space, ctx)
 
 
-def replay_product(surface: Surface, judge: Judge, seed: int, trials: int) -> Replay:
+def replay_product(
+    surface: Surface,
+    judge: Judge,
+    seed: int,
+    trials: int,
+    *,
+    name: str = NAME,
+    enough: float = ENOUGH,
+) -> Replay:
     """One search of at most so many trials, stock among them, and what its choices were worth."""
     random = Random(f"search {seed}")
     model = ModelProposer(
@@ -124,6 +134,7 @@ def replay_product(surface: Surface, judge: Judge, seed: int, trials: int) -> Re
         requests=requests_on(surface),
         foretell=surface.foretell(random),
         seed=random.getrandbits(31),
+        enough=enough,
     )
     noting = Noting(model, surface)
     runner = SurfaceRunner(surface, random, begin_s(seed), noise=noise_of(surface, seed))
@@ -145,7 +156,7 @@ def replay_product(surface: Surface, judge: Judge, seed: int, trials: int) -> Re
         worth.append(round(judge.worth[chosen], 5))
     return Replay(
         surface=surface.name,
-        method=NAME,
+        method=name,
         seed=seed,
         worth=tuple(worth),
         failed=failed,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,13 +24,13 @@ from peer_case import Case, Setting, cases, setting_of, settings_text
 from peer_final import choices, key_of, measure_choices, values_of
 from peer_log import Log, Part, say
 from peer_report import duel
-from peer_search import KVTUNE, end_politely, search
+from peer_search import end_politely, search
 
 from kvtune.errors import KvtuneError
 
 WAYS = ("fixed", "adaptive")
 BUDGET = 15
-FIXED = "--no-early-stop --no-reuse"
+FIXED = "--no-early-stop --no-reuse --enough 0"
 
 
 def main() -> None:
@@ -110,13 +109,11 @@ def _search(options: argparse.Namespace, setting: Setting, log: Log, way: str, p
     words = ["--budget", str(options.budget), *options.search_options.split()]
     if way == "fixed":
         words += options.fixed_options.split()
-    beside = Path(__file__).resolve().with_name("waste_fixed.py")
     found = search(
         setting,
         _work(options) / f"{way}-{pair}",
         seed=options.seed + pair,
         options=words,
-        command=(sys.executable, str(beside)) if way == "fixed" else KVTUNE,
     )
     part = {"part": "search", "way": way, "pair": pair}
     log.add({**part, **asdict(found), "load_average": os.getloadavg()[0]})

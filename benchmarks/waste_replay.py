@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 
 from regret_noise import begin_s, noise_of
 from regret_product import Noting, exploration_on
+from regret_rivals import requests_on
 from surface_bench import Judge, RecordedSurface, SurfaceRunner, point_of, stock_of
 from surface_spec import Point
 
 from kvtune.autotune.explore.proposer import ModelProposer
-from kvtune.autotune.space import SearchSpace
-from kvtune.policies.base import Context
+from kvtune.autotune.limits import ENOUGH
 from kvtune.types import Status
 
 
@@ -57,22 +57,19 @@ class Spent:
     cut: int
 
 
-class Endless(ModelProposer):
-    """The search's model without its rule for ending."""
-
-    def stop(self, space: SearchSpace, ctx: Context) -> str:
-        """Never."""
-        return ""
-
-
 def spent(surface: RecordedSurface, judge: Judge, way: Way, seed: int, trials: int) -> Spent:
     """Search once. With the same seed, the n-th measurement of a point is the same in every way.
 
     Trials alone are counted: what follows is the same for every way.
     """
     random = Random(f"search {seed}")
-    maker = ModelProposer if way.stops else Endless
-    model = maker(surface.goal, foretell=surface.foretell(random), seed=random.getrandbits(31))
+    model = ModelProposer(
+        surface.goal,
+        requests=requests_on(surface),
+        foretell=surface.foretell(random),
+        seed=random.getrandbits(31),
+        enough=ENOUGH if way.stops else 0.0,
+    )
     began_s = begin_s(seed)
     noise = noise_of(surface, seed)
     runner = SurfaceRunner(surface, random, began_s, noise=noise, reuse=way.reuses)

@@ -64,6 +64,7 @@ def search(
     remeasure: search_options.Remeasure = False,
     no_reuse: search_options.NoReuse = False,
     no_early_stop: options.NoEarlyStop = False,
+    enough: search_options.Enough = None,
     seed: options.Seed = 0,
     dry_run: search_options.DryRun = False,
     price_per_hour: search_options.PricePerHour = None,
@@ -102,6 +103,7 @@ def search(
 
     harm = search_options.read_harm(max_harm)
     host_bytes = search_options.read_host_memory(max_host_memory)
+    may_lack = search_options.read_enough(enough)
     proposing = search_options.read_sampler(sampler)
     check_model(model)
     model = options.resolved_model(model)
@@ -150,7 +152,7 @@ def search(
             start_timeout_s=start_timeout,
             reporter=reporter,
         )
-        space = results.space_of(info, device, model, base, requests, plan, harm, host_bytes)
+        space = results.space_of(info, device, model, base, requests, plan, harm, host_bytes, asked)
         search_options.refuse_same_memory(beside, space, base)
         if dry_run:
             results.print_space(space)
@@ -221,6 +223,7 @@ def search(
                     sampler=proposing,
                     also=beside,
                     max_host_bytes=host_bytes,
+                    enough=may_lack,
                 ),
             )
             decision = tuning.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -213,6 +214,35 @@ def read_host_memory(text: str | None) -> int | None:
     if text is None:
         return None
     return 0 if text.strip() == "0" else parse_bytes(text)
+
+
+Enough = Annotated[
+    str | None,
+    typer.Option(
+        "--enough",
+        help="End before the budget is spent once the best so far is expected to lack no more "
+        "than this share of the best of all that was looked at, 2% if nothing is said; 0 spends "
+        "all of it.",
+        show_default=False,
+    ),
+]
+
+
+def read_enough(text: str | None) -> float:
+    """What a choice may be expected to lack of the best, as a share.
+
+    Raises:
+        BadInput: it is neither 0 nor a percentage below 100.
+    """
+    from kvtune.autotune.limits import ENOUGH
+    from kvtune.errors import BadInput
+
+    if text is None:
+        return ENOUGH
+    match = re.fullmatch(r"\s*(?:0|(\d+(?:\.\d+)?)\s*%)\s*", text)
+    if match is None or float(match[1] or 0) >= 100:
+        raise BadInput(f"--enough {text!r} is not a share", fix="write it like 2% or 0.5%, or 0")
+    return float(match[1] or 0) / 100
 
 
 AlsoWanted = Annotated[

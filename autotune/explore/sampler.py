@@ -12,7 +12,7 @@ from kvtune.autotune.explore.prior import simulated_by
 from kvtune.autotune.explore.proposer import ModelProposer
 from kvtune.autotune.explore.responses import noise_of_responses
 from kvtune.autotune.forecast.predict import Forecaster
-from kvtune.autotune.limits import Also, Rules, Sampler
+from kvtune.autotune.limits import ENOUGH, Also, Rules, Sampler
 from kvtune.autotune.space import build_space
 from kvtune.policies.base import Context
 from kvtune.types import Goal
@@ -37,7 +37,14 @@ def proposer_by(
     is_blind = rules.sampler is Sampler.AUTO and forecaster is None
     if is_blind and size_of(build_space(ctx, harm=rules.max_harm)) > LARGE:
         return None
-    return proposer_from(forecaster, goal, seed=rules.seed, patience_s=SIMULATED_S, also=rules.also)
+    return proposer_from(
+        forecaster,
+        goal,
+        seed=rules.seed,
+        patience_s=SIMULATED_S,
+        also=rules.also,
+        enough=rules.enough,
+    )
 
 
 def proposer_text(rules: Rules, forecaster: Forecaster | None, proposer: Proposer | None) -> str:
@@ -67,14 +74,15 @@ def proposer_from(
     seed: int,
     patience_s: float = math.inf,
     also: Sequence[Also] = (),
+    enough: float = ENOUGH,
 ) -> ModelProposer:
     """The model of a search whose baseline `forecaster` knows; without one nothing is told.
 
     `patience_s` is how long simulations may take before an answer, `also` what is wanted beside
-    the goal's own objective.
+    the goal's own objective, `enough` the expected loss at which it ends.
     """
     if forecaster is None:
-        return ModelProposer(goal, seed=seed, patience_s=patience_s, also=also)
+        return ModelProposer(goal, seed=seed, patience_s=patience_s, also=also, enough=enough)
     return ModelProposer(
         goal,
         requests=len(forecaster.baseline.requests),
@@ -83,4 +91,5 @@ def proposer_from(
         seed=seed,
         patience_s=patience_s,
         also=also,
+        enough=enough,
     )

@@ -45,7 +45,7 @@ def test_the_search_itself_is_replayed_and_meets_the_same_noise(judges):
     assert first.worth[0] == model.worth[0]
     assert first.walls_s[0] == model.walls_s[0], "the same measurement of stock"
     assert first.worth[-1] > first.worth[0]
-    assert set(searches()) == {"product", *methods()}
+    assert set(searches()) == {"product", "product-whole", *methods()}
 
 
 def test_all_searches_meet_the_same_noise(judges):

@@ -136,6 +136,7 @@ BAD = {
     "a time without a unit": (["--budget-time", "5"], "'5' is not a time"),
     "a harm that is none": (["--max-harm", "some"], "--max-harm 'some' is not known"),
     "memory that is no size": (["--max-host-memory", "much"], "'much' is not a size"),
+    "a loss that is none": (["--enough", "2"], "--enough '2' is not a share"),
     "a load that is none": (["--load-at", "x"], "--load-at 'x' is not known"),
     "a sampler that is none": (["--sampler", "x"], "--sampler 'x' is not known"),
     "an objective that is none": (["--also", "x"], "--also 'x' is not known"),

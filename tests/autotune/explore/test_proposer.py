@@ -28,18 +28,18 @@ def flat(at):
     return 0.0
 
 
-def proposer_on(surface, seed=0):
+def proposer_on(surface, seed=0, **rules):
     foretell = surface.foretell if surface.told else None
-    return ModelProposer(surface.goal, foretell=foretell, seed=seed)
+    return ModelProposer(surface.goal, foretell=foretell, seed=seed, **rules)
 
 
 def ask(proposer, surface, left=10, seconds=math.inf):
     return proposer.pick(surface.space, CTX, seconds_left=seconds, trials_left=left)
 
 
-def search(surface, trials, seed=0):
+def search(surface, trials, seed=0, **rules):
     """The proposer after `trials`, and its picks; the first trial is the baseline."""
-    numbers, proposer, picks = random.Random(seed), proposer_on(surface, seed), []
+    numbers, proposer, picks = random.Random(seed), proposer_on(surface, seed, **rules), []
     proposer.observe(surface.observe({}, numbers))
     for trial in range(1, trials):
         pick = ask(proposer, surface, trials - trial)
@@ -260,6 +260,8 @@ def test_a_search_that_found_the_best_says_that_it_may_end():
     assert proposer.stop(surface.space, CTX)
     beginner, _ = search(surface, 4)
     assert not beginner.stop(surface.space, CTX)
+    endless, _ = search(surface, 14, enough=0.0)
+    assert not endless.stop(surface.space, CTX)
 
 
 def test_a_space_without_knobs_has_stock_defaults_alone():

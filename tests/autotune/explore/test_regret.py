@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from kvtune.autotune.explore.acquire import Outlook
-from kvtune.autotune.explore.regret import excess, regret_of
+from kvtune.autotune.explore.regret import excess, expected_loss, regret_of
 from kvtune.autotune.explore.responses import RATE
 from kvtune.autotune.explore.surrogate import DRAWS, Beliefs
 
@@ -61,3 +61,9 @@ def test_a_chosen_point_that_may_miss_a_limit_is_not_sure():
 def test_where_nothing_keeps_the_limits_nothing_is_better():
     none = outlook(always(0.0), always(0.5), itl=[always(1.0), always(1.0)])
     assert excess(none, 0, EVERYONE) == pytest.approx(np.zeros(DRAWS))
+
+
+def test_what_a_choice_lacks_is_the_mean_share_of_the_best_and_all_where_it_misses_a_limit():
+    # A quarter more than the choice is a fifth of the best; the last draw misses a limit.
+    behind = np.array([0.0, 0.25, 0.0, np.inf])
+    assert expected_loss(behind) == pytest.approx((0.2 + 1.0) / 4)

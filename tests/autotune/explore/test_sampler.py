@@ -8,7 +8,7 @@ from contracts.surfaces import CTX
 
 from kvtune.autotune.explore.proposer import ModelProposer
 from kvtune.autotune.explore.sampler import proposer_by, proposer_text
-from kvtune.autotune.limits import Rules, Sampler
+from kvtune.autotune.limits import Budget, Rules, Sampler
 
 TPE = "trials are proposed by Optuna's TPE sampler, "
 MODEL = "trials are proposed by the search's model, "
@@ -46,3 +46,12 @@ def test_a_search_keeps_with_its_study_who_proposed(sampler, tuning_on, landscap
     assert [one.startswith(TPE) for one in said if "are proposed by" in one] == [
         sampler is Sampler.TPE
     ]
+
+
+@pytest.mark.parametrize(("enough", "trials"), [(0.9, 8), (0.0, 12)])
+def test_a_search_ends_where_no_more_is_missing_than_its_rules_allow(
+    enough, trials, tuning_on, landscape
+):
+    tuning = tuning_on(budget=Budget(trials=12), enough=enough, sampler=Sampler.MODEL)
+    tuning.run()
+    assert len(tuning.so_far.tried) == trials

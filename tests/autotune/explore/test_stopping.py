@@ -2,17 +2,20 @@ import pytest
 
 from kvtune.autotune.explore.stopping import why_stop
 
+AMONG = "the 40 looked at, of 99"
+
 
 @pytest.mark.parametrize(
-    ("trials", "within", "says"),
+    ("trials", "lost", "enough", "says"),
     [
-        (10, 0.95, "the best of 10 trials is within 1% of the best of the 40 looked at, of 99"),
-        (25, 0.99, "with a probability of 99%"),
-        (9, 1.0, ""),
-        (30, 0.94, ""),
+        (8, 0.02, 0.02, "the best of 8 trials is expected to be 2.0% short of the best of the 40"),
+        (25, 0.004, 0.005, "of which 0.5% is enough"),
+        (7, 0.0, 0.02, ""),
+        (30, 0.021, 0.02, ""),
+        (30, 0.0, 0.0, ""),
     ],
 )
-def test_a_search_ends_when_it_is_sure_that_nothing_is_better(trials, within, says):
-    found = why_stop(trials=trials, within=within, among="the 40 looked at, of 99")
+def test_a_search_ends_when_little_is_expected_to_be_missing(trials, lost, enough, says):
+    found = why_stop(trials=trials, lost=lost, enough=enough, among=AMONG)
     assert says in found
     assert bool(found) == bool(says)
