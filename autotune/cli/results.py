@@ -15,6 +15,7 @@ from kvtune.types import Decision, Evidence, Outcome, Profile
 
 if TYPE_CHECKING:
     from kvtune.autotune.cli.options import Arguments
+    from kvtune.autotune.limits import QualityRules
     from kvtune.autotune.space import SearchSpace
     from kvtune.autotune.tune import Tuning
     from kvtune.profilers.measure import LoadPlan
@@ -38,13 +39,18 @@ def space_of(
     plan: LoadPlan,
     max_harm: Harm,
     max_host_bytes: int | None,
+    quality: QualityRules | None,
 ) -> SearchSpace:
     """What would be searched, as far as it is known before anything is measured."""
+    from kvtune.autotune.quality.sizing import asked_suites, own_suites, scores_limit
     from kvtune.autotune.space import build_space
     from kvtune.kernels.device import detect_detail
     from kvtune.policies.base import Context
     from kvtune.policies.checkpoint import model_shape
 
+    limited = ""
+    if quality is not None:
+        limited = scores_limit((*asked_suites(), *own_suites(quality.data)), quality.limits)
     situation = Context(
         engine=info,
         device=device,
@@ -54,6 +60,7 @@ def space_of(
         fingerprint=workload.fingerprint,
         max_concurrency=plan.concurrency,
         max_host_bytes=max_host_bytes,
+        scores_limit=limited,
     )
     return build_space(situation, harm=max_harm)
 

@@ -59,6 +59,12 @@ def own_suites(data: str | None) -> tuple[Suite, ...]:
     return () if data is None else (suites()[OWN_DATA],)
 
 
+def scores_limit(suites: Sequence[Suite], limits: Sequence[Limit]) -> str:
+    """A limit on scores of given texts, in words; empty without any."""
+    on_scores = {suite.name for suite in suites if suite.scores}
+    return next((limit_text(one) for one in limits if one.suite in on_scores), "")
+
+
 def read_limits(
     texts: Sequence[str],
     size: Size,

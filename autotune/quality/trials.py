@@ -22,7 +22,7 @@ from kvtune.autotune.limits import QualityRules
 from kvtune.autotune.quality import proof, words
 from kvtune.autotune.quality.answers import Questions, answers_to, report_on
 from kvtune.autotune.quality.asking import STOCK, Asking, Known, LeftS, unlimited_s
-from kvtune.autotune.quality.sizing import asked_suites, own_suites
+from kvtune.autotune.quality.sizing import asked_suites, own_suites, scores_limit
 from kvtune.autotune.quality.subjects import StartedSubject
 from kvtune.autotune.replays import death
 from kvtune.autotune.trial import Bench, failure_of
@@ -30,7 +30,6 @@ from kvtune.engines.base import RunningServer
 from kvtune.errors import EngineError
 from kvtune.policies.unscored import unprovable
 from kvtune.profilers.quality.compare import Asked
-from kvtune.profilers.quality.limits import limit_text
 from kvtune.profilers.quality.suite import Size
 from kvtune.store.database import Store
 from kvtune.store.rows import StudyRow
@@ -227,9 +226,7 @@ class TrialQuality:
     @property
     def scores_limit(self) -> str:
         """A limit on scores of given texts, in words; empty without any."""
-        on_scores = {suite.name for suite in self._asking.suites if suite.scores}
-        limits = (limit_text(one) for one in self.rules.limits if one.suite in on_scores)
-        return next(limits, "")
+        return scores_limit(self._asking.suites, self.rules.limits)
 
     def unprovable(self, stack: PolicyStack) -> str | None:
         """Why a limit cannot be proved of a stack whatever it answers; `None` if it may be."""
