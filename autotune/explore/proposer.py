@@ -21,13 +21,14 @@ from kvtune.autotune.explore.candidates import key_of
 from kvtune.autotune.explore.crashes import chance_to_run
 from kvtune.autotune.explore.durations import seconds_of_trials
 from kvtune.autotune.explore.likeness import Floats, Ints
+from kvtune.autotune.explore.noise import Noise
 from kvtune.autotune.explore.prior import Foretell, Foretold, Prior
 from kvtune.autotune.explore.reasons import Aim, Known, because
 from kvtune.autotune.explore.region import Region
 from kvtune.autotune.explore.regret import excess, expected_loss, regret_of
 from kvtune.autotune.explore.responses import LEAST_RATE, RATE, SHARE, responses_of, score
 from kvtune.autotune.explore.stopping import why_stop
-from kvtune.autotune.explore.surrogate import Beliefs, Samples, fit
+from kvtune.autotune.explore.surrogate import Beliefs, fit
 from kvtune.autotune.explore.weighing import weighing_of
 from kvtune.autotune.limits import ENOUGH, Also
 from kvtune.autotune.space import SearchSpace
@@ -39,11 +40,6 @@ SCALES: Mapping[str, float] = {RATE: 1.0, SHARE: 4.0}
 LIMIT_SCALE = 2.0
 """How large differences of each response are beside those of a log rate: an odds of 1 is passed at
 a slope of a quarter, and tails of latencies move more than means."""
-
-NOISE: Mapping[str, float] = {RATE: 0.05, SHARE: 0.0}
-LIMIT_NOISE = 0.1
-"""Standard deviation of one measurement where nobody says it. What a share lacks in requests is
-added to it."""
 
 MISSED, MISSED_BLIND = 0.3, 0.4
 """What a simulation misses, in natural logs of a rate; and points differ by without one."""
@@ -115,7 +111,7 @@ class ModelProposer:
         self._goal, self._requests, self._seed, self._also = goal, requests, seed, also
         self._patience_s, self._enough = patience_s, enough
         self._prior = Prior(foretell)
-        self._noise = {**NOISE, **(noise or {})}
+        self._noise = Noise(noise or {}, requests)
         self._seen: list[Observation] = []
         self._regions: dict[str, Region] = {}
         self._views: dict[str, tuple[int, _View]] = {}
@@ -239,13 +235,13 @@ class ModelProposer:
         measured = np.array(sorted(row for row in good if runs[row] > 0), dtype=np.intp)
         beliefs: dict[str, Beliefs] = {}
         for at, name in enumerate(self._names()):
-            samples = self._samples(name, rows)
+            samples = self._noise.samples(name, rows, self._seen, self._responses)
             beliefs[name] = fit(
                 field,
                 samples,
                 told.get(name, np.zeros(len(arguments))),
                 scale=SCALES.get(name, LIMIT_SCALE),
-                noise=self._variance(name, samples),
+                noise=self._noise.variance(name, samples),
                 centre=MISSED if name in told else MISSED_BLIND,
                 seed=self._seed + at,
             )
@@ -260,35 +256,6 @@ class ModelProposer:
         for one in self._good():
             found |= dict.fromkeys(self._responses(one.figures))
         return list(found)
-
-    def _samples(self, name: str, rows: Sequence[int]) -> Samples:
-        found = []
-        for row, one in zip(rows, self._seen, strict=True):
-            value = self._responses(one.figures).get(name) if one.failure is None else None
-            if value is None:
-                continue
-            variance = self._noise.get(name, LIMIT_NOISE) ** 2 + self._of_share(name, value)
-            # A kin's workload is another one: what it says is off by more the less it is alike.
-            found.append((row, value, variance / one.share + (1 / one.task - 1) ** 2, one.at_s))
-        at, values, variances, times_s = zip(*found, strict=True) if found else ((), (), (), ())
-        return Samples(
-            np.array(at, dtype=np.intp),
-            np.array(values, dtype=np.float64),
-            np.array(variances, dtype=np.float64),
-            np.array(times_s, dtype=np.float64),
-        )
-
-    def _of_share(self, name: str, value: float) -> float:
-        """The variance of log odds from as many requests as a run has; 0 for other responses."""
-        share = 1 / (1 + math.exp(-value))
-        return 1 / (self._requests * share * (1 - share)) if name == SHARE else 0.0
-
-    def _variance(self, name: str, samples: Samples) -> float:
-        """The variance of one more whole measurement."""
-        own = self._noise.get(name, LIMIT_NOISE) ** 2
-        if name == SHARE and len(samples.variance):
-            return max(own, float(np.median(samples.variance)))
-        return own
 
     def _told(self, arguments: Sequence[Mapping[str, JsonValue]]) -> dict[str, Floats]:
         """What is foretold of each response, less what is foretold of the baseline; (points,)."""
