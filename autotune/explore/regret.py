@@ -13,6 +13,9 @@ SURE = 0.95
 MOST = 10.0
 """What is told of a best point that may be better by any factor."""
 
+UNKNOWN = 0.05
+"""Probability of being within 5% of the best below which nothing is known, if that may be `MOST`."""
+
 
 def excess(outlook: Outlook, chosen: int, runs: Floats) -> Floats:
     """By how much the best point of each draw is better than the chosen one, as a share; (DRAWS,).
@@ -46,6 +49,9 @@ def regret_of(outlook: Outlook, chosen: int, runs: Floats, among: str) -> Regret
     within = {text: float((behind <= share).mean()) for text, share in WITHIN.items()}
     bound = float(min(MOST, np.sort(behind)[int(np.ceil(SURE * len(behind))) - 1]))
     points = int((runs > 0).sum())
+    if bound == MOST and within["5%"] < UNKNOWN:
+        says = f"the trials do not tell how far it is from the best of {among}"
+        return Regret(within=within, bound_ratio=bound, points=points, says=says)
     if (risk := float(np.isinf(behind).mean())) > 1 - SURE:
         rest = f"with {risk:.0%} it misses a limit itself"
     else:

@@ -67,3 +67,10 @@ def test_what_a_choice_lacks_is_the_mean_share_of_the_best_and_all_where_it_miss
     # A quarter more than the choice is a fifth of the best; the last draw misses a limit.
     behind = np.array([0.0, 0.25, 0.0, np.inf])
     assert expected_loss(behind) == pytest.approx((0.2 + 1.0) / 4)
+
+
+def test_a_choice_of_which_nothing_is_known_is_told_so_without_figures_that_say_nothing():
+    beliefs = outlook(always(0.0), always(np.log(50.0)))
+    found = regret_of(beliefs, 0, EVERYONE, BOTH)
+    assert found.says == f"the trials do not tell how far it is from the best of {BOTH}"
+    assert (found.bound_ratio, found.within["5%"]) == (10.0, 0.0)
