@@ -14,7 +14,7 @@ MOST = 10.0
 """What is told of a best point that may be better by any factor."""
 
 UNKNOWN = 0.05
-"""Probability of being within 5% of the best below which nothing is known, if that may be `MOST`."""
+"""Chance of being within 5% of the best below which nothing is known, if that may be `MOST`."""
 
 
 def excess(outlook: Outlook, chosen: int, runs: Floats) -> Floats:
