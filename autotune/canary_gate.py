@@ -18,16 +18,16 @@ class Canary:
 
         Lossless configurations are not asked. Where the baseline's answers are missing or prove
         nothing, a configuration that may change answers is not vouched for. What answers without a
-        part of the context may forget facts: how many is for the quality suites to judge, whose
-        limits are the user's.
+        part of long contexts may forget facts of them: how many is for the quality suites to judge,
+        whose limits are the user's.
         """
         if stack.harm is Harm.LOSSLESS:
             return None
         ours = _report(measurement)
         if self._baseline is None or ours is None:
             return "it may change answers, and there is nothing to compare its answers with"
-        recalls = not asked_by(stack.arguments).leaves_context_out
-        verdict = judge_canary(ours, self._baseline, recalls=recalls)
+        whole = asked_by(stack.arguments).whole_context_tokens
+        verdict = judge_canary(ours, self._baseline, whole_tokens=whole)
         return None if verdict.outcome == "ok" else "; ".join(verdict.reasons)
 
 

@@ -186,10 +186,15 @@ class PluginConfig(_Part):
         return any(part is not None for part in policies)
 
     @property
-    def leaves_context_out(self) -> bool:
-        """Whether tokens are answered without a part of what precedes them, which is forgotten."""
-        parts = (self.quest, self.streaming_llm, self.page_eviction)
-        return any(part is not None for part in parts)
+    def whole_context_tokens(self) -> int | None:
+        """Up to how many tokens a request is surely answered with all of them; None: always."""
+        found = []
+        if self.streaming_llm is not None:
+            found.append(self.streaming_llm.window_tokens)
+        for part in (self.quest, self.page_eviction):
+            if part is not None:
+                found.append(part.budget_tokens or 0)
+        return min(found, default=None)
 
     @property
     def after_prompts(self) -> dict[str, BaseModel]:

@@ -3,9 +3,9 @@
 Some settings start, serve short prompts perfectly and report more capacity, yet hand back garbage
 as soon as a prompt spans several cache blocks. The canary hides a fact at the start of a long text
 and asks for it at the end, so the answer depends on values read from old blocks. It guards against
-broken caches; it doesn't measure quality. Who answers without a part of the context may lose the
-fact with nothing broken: of them only degenerate texts are held against, and what they forget is
-for suites to judge. Where none of the three fits into the context, a shorter one stands for them.
+broken caches; it doesn't measure quality. Who answers without a part of a long context may lose
+the fact with nothing broken: there only degenerate texts are held against it, and what it forgets
+is for suites to judge. Where none of the three fits into the context, a shorter one is asked.
 """
 
 from __future__ import annotations
@@ -151,9 +151,13 @@ _SHORT = _Story(
 
 @dataclass(frozen=True, slots=True)
 class CanaryAnswer:
-    """What one canary prompt got back; `garbage` says why the text is degenerate, if it is."""
+    """What one canary prompt got back; `garbage` says why the text is degenerate, if it is.
+
+    `most_tokens` are no fewer than the prompt and the answer have.
+    """
 
     name: str
+    most_tokens: int
     expected: str
     text: str
     right: bool
@@ -211,6 +215,7 @@ def grade_canary(texts: Sequence[str], max_model_len_tokens: int | None = None) 
         tuple(
             CanaryAnswer(
                 name=story.name,
+                most_tokens=_tokens(story),
                 expected=story.expected,
                 text=text,
                 right=re.search(rf"(?<!\d){story.expected}(?!\d)", text) is not None,
@@ -222,20 +227,24 @@ def grade_canary(texts: Sequence[str], max_model_len_tokens: int | None = None) 
 
 
 def judge_canary(
-    candidate: CanaryReport, baseline: CanaryReport, *, recalls: bool = True
+    candidate: CanaryReport, baseline: CanaryReport, *, whole_tokens: int | None = None
 ) -> CanaryVerdict:
     """Compare a candidate's answers with those of the stock configuration.
 
     Broken: a fact that the baseline got right is lost, or a text is degenerate where the
     baseline's is not. A model whose baseline fails every prompt proves nothing. Prompts that only
-    one of them could take are not compared. Without `recalls` facts may be lost by design, and only
-    degenerate texts count.
+    one of them could take are not compared. Beyond `whole_tokens` the candidate does without a part
+    of the context by design: it may lose facts there, and only degenerate texts count.
     """
+
+    def recalls(answer: CanaryAnswer) -> bool:
+        return whole_tokens is None or answer.most_tokens <= whole_tokens
+
     known = {answer.name: answer for answer in baseline.answers}
     compared = [(ours, known[ours.name]) for ours in candidate.answers if ours.name in known]
     reasons = []
     for ours, theirs in compared:
-        if recalls and theirs.right and not ours.right:
+        if recalls(ours) and theirs.right and not ours.right:
             reasons.append(
                 f"{ours.name}: the baseline found {ours.expected!r} in a long prompt, "
                 f"this configuration answered {ours.text.strip()[:60]!r}"
@@ -244,14 +253,14 @@ def judge_canary(
             reasons.append(f"{ours.name}: {ours.garbage}, the baseline's answer is sane")
     if reasons:
         return CanaryVerdict("broken", tuple(reasons), candidate, baseline)
-    if any(theirs.right if recalls else theirs.garbage is None for _, theirs in compared):
+    if any(theirs.right if recalls(theirs) else theirs.garbage is None for _, theirs in compared):
         return CanaryVerdict("ok", (), candidate, baseline)
     if not compared:
         reason = (
             "no canary prompt fits into max-model-len: cannot vouch for settings that may change "
             f"answers; raise it to {_tokens(_SHORT)} tokens or more"
         )
-    elif recalls:
+    elif all(recalls(theirs) for _, theirs in compared):
         reason = (
             "the baseline itself answers no canary prompt: "
             "cannot vouch for near-lossless settings on this model"

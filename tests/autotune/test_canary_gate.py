@@ -80,3 +80,12 @@ def test_answers_are_held_against_the_facts_of_the_prompts_that_fitted():
 def test_where_no_prompt_fits_that_is_what_is_said():
     tiny = measured(()).model_copy(update={"effective": EffectiveConfig(max_model_len_tokens=64)})
     assert Canary(tiny).objection(stack(Harm.LOSSY), tiny).startswith("no canary prompt fits")
+
+
+def test_a_window_that_holds_a_whole_prompt_may_forget_nothing_of_it():
+    arguments = {"additional-config.kvtune.streaming_llm.window_tokens": 4096}
+    choice = Choice(policy="p", parameters={}, arguments=arguments, harm=Harm.LOSSY)
+    said = Canary(measured(RIGHT)).objection(
+        PolicyStack(choices=(choice,)), measured(("the number is not known",) * 3)
+    )
+    assert "'7194'" in said

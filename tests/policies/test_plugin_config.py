@@ -47,15 +47,18 @@ def test_what_a_server_tells_that_it_was_asked_can_be_asked_again(asked):
 
 
 @pytest.mark.parametrize(
-    ("part", "expected"),
+    ("parts", "expected"),
     [
-        ({"quest": {"pages": 8}}, True),
-        ({"streaming_llm": {"window_tokens": 8}}, True),
-        ({"page_eviction": {"share": 0.5}}, True),
-        ({"store": {"format": "int4"}}, False),
-        ({"tiers": {"host_bytes": 8}}, False),
-        ({}, False),
+        ({"quest": {"pages": 8}}, 0),
+        ({"quest": {"budget_tokens": 512}}, 512),
+        ({"streaming_llm": {"window_tokens": 256}}, 256),
+        ({"streaming_llm": {"window_tokens": 1024}, "quest": {"budget_tokens": 512}}, 512),
+        ({"page_eviction": {"share": 0.5}}, 0),
+        ({"page_eviction": {"budget_tokens": 300}}, 300),
+        ({"store": {"format": "int4"}}, None),
+        ({"tiers": {"host_bytes": 8}}, None),
+        ({}, None),
     ],
 )
-def test_what_answers_without_a_part_of_the_context_is_known(part, expected):
-    assert PluginConfig.model_validate(part).leaves_context_out is expected
+def test_how_long_a_request_may_be_and_still_be_read_whole_is_known(parts, expected):
+    assert PluginConfig.model_validate(parts).whole_context_tokens == expected

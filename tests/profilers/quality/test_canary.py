@@ -53,8 +53,8 @@ def test_model_that_cannot_answer_proves_nothing():
 
 def test_a_context_that_no_prompt_fits_into_is_told_as_that_with_what_is_enough():
     nothing = grade_canary((), 128)
-    for recalls in (True, False):
-        verdict = judge_canary(nothing, nothing, recalls=recalls)
+    for whole_tokens in (None, 0):
+        verdict = judge_canary(nothing, nothing, whole_tokens=whole_tokens)
         assert verdict.outcome == "uninformative"
         (said,) = verdict.reasons
         assert said.startswith("no canary prompt fits into max-model-len")
@@ -82,8 +82,19 @@ def test_what_only_one_of_them_could_take_is_not_compared():
     ],
 )
 def test_who_may_forget_is_held_to_sane_texts_alone(ours, stock, outcome):
-    verdict = judge_canary(grade_canary(ours), grade_canary(stock), recalls=False)
+    verdict = judge_canary(grade_canary(ours), grade_canary(stock), whole_tokens=256)
     assert verdict.outcome == outcome
+
+
+def test_what_is_read_whole_may_not_be_forgotten():
+    forgot = (" a door.", *SANE[1:])
+    longest = grade_canary(SANE).answers[0].most_tokens
+    assert longest < grade_canary(SANE).answers[1].most_tokens
+    for whole_tokens, outcome in ((longest - 1, "ok"), (longest, "broken"), (None, "broken")):
+        verdict = judge_canary(grade_canary(forgot), grade_canary(SANE), whole_tokens=whole_tokens)
+        assert verdict.outcome == outcome
+    later = grade_canary((SANE[0], " a wall.", " a train."))
+    assert judge_canary(later, grade_canary(SANE), whole_tokens=longest).outcome == "ok"
 
 
 def test_fact_that_the_baseline_misses_too_is_not_held_against_the_candidate():
