@@ -11,7 +11,7 @@ from kvtune.types import Interval
 class Aim(StrEnum):
     """What a trial is for."""
 
-    GAIN = "it should better the choice most"
+    GAIN = "what it shows, of points alike too, should better the choice most"
     LOOK = "no trial should better the choice by itself, so it looks where the best may still hide"
     AGAIN = "measured before, but its noise may hide whether it is the best"
 

@@ -76,7 +76,8 @@ def test_the_second_trial_is_the_one_of_which_the_simulation_expects_most():
     _, picks = search(surface, 2)
     assert surface.truth(picks[0].stack.arguments) == surface.best()
     assert picks[0].because.startswith(
-        "it should better the choice most: the simulation and 1 measurement expect "
+        "what it shows, of points alike too, should better the choice most: the simulation and 1 "
+        "measurement expect "
     )
 
 

@@ -9,8 +9,8 @@ EXPECTED = Interval(
 def test_what_is_expected_comes_with_its_range_and_beside_the_best():
     said = because(Aim.GAIN, EXPECTED, Known(measured=5, is_simulated=True, best=48.7))
     assert said == (
-        "it should better the choice most: the simulation and 5 measurements expect 41.1 (35 to 50)"
-        " 1/s of it, 48.7 of the best so far"
+        "what it shows, of points alike too, should better the choice most: the simulation and "
+        "5 measurements expect 41.1 (35 to 50) 1/s of it, 48.7 of the best so far"
     )
 
 
