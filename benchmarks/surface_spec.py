@@ -161,7 +161,7 @@ def _bandwidth() -> SurfaceSpec:
             Axis("long-prefill-token-threshold", (0, 256), 0),
         ),
         load=SyntheticSpec(
-            requests=36,
+            requests=84,
             input_tokens="8",
             output_tokens="uniform:16-28",
             shared_prefixes=1,
