@@ -61,17 +61,25 @@ def finals(
 def trial_s(points: Sequence[Entry]) -> float:
     """What a whole trial took so far as the median, without questions of quality; 0 without any.
 
-    It is one on a server of its own, as all are in the confirmation.
+    It is one on a server of its own, as all are in the confirmation. What a first server takes once
+    for all, such as the import of the engine, is no part of it.
     """
     found = [entry.measurement for entry in points]
     starts = [one.start_s for one in found if one.start_s is not None and not _is_live(one)]
     start_s = median(starts) if starts else 0.0
     walls = [
-        one.wall_s - one.asked_s + (start_s - (one.start_s or 0.0) if _is_live(one) else 0.0)
+        own_s + (start_s - (one.start_s or 0.0) if _is_live(one) else 0.0)
         for one in found
-        if one.wall_s is not None and one.status is not Status.CUT
+        if one.status is not Status.CUT and (own_s := _own_s(one)) is not None
     ]
     return median(walls) if walls else 0.0
+
+
+def _own_s(one: Measurement) -> float | None:
+    """What a measurement took, by its parts where they are known."""
+    if one.start_s is not None and one.warmup_s is not None and one.load_s is not None:
+        return one.start_s + one.warmup_s + one.load_s + (one.stop_s or 0.0)
+    return None if one.wall_s is None else one.wall_s - one.asked_s
 
 
 def _is_live(measurement: Measurement) -> bool:

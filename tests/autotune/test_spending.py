@@ -56,6 +56,13 @@ def test_a_trial_takes_what_trials_took_without_their_questions():
     assert trial_s([entry(0, None)]) == 0.0
 
 
+def test_what_the_first_server_took_once_for_all_does_not_count_for_what_follows():
+    parts = {"start_s": 3.0, "warmup_s": 1.0, "load_s": 12.0, "stop_s": 0.5}
+    first = entry(0, 31.0)  # Of which 15 s went into the import of the engine.
+    known = first.measurement.model_copy(update=parts)
+    assert trial_s([replace(first, measurement=known)]) == 16.5
+
+
 def test_what_was_given_up_early_does_not_say_what_a_whole_trial_takes():
     cut = entry(3, 1.0)
     seen = cut.measurement.model_copy(update={"status": Status.CUT, "share": 0.3})
