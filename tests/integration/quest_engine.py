@@ -2,7 +2,8 @@
 
 `calls` are lists of prompts, as token ids, each answered together. With `check`, choices and
 outputs of sparse rows are held against the reference engine's Quest over the keys and values that
-their layer was given, and as an int8 store keeps them where that is asked for.
+their layer was given, and as an int8 store keeps them where that is asked for. `engine` are
+arguments of `LLM` beside those here.
 """
 
 from collections import defaultdict
@@ -14,22 +15,24 @@ LAYERS = (2, 4, 7)
 """Those that are held against the reference, the first sparse one and the last among them."""
 
 
-def answers(model, asked, calls, kv_cache_dtype="auto", check=False):
+def answers(model, asked, calls, tokens=TOKENS, check=False, **engine):
     """What vLLM answers, greedily."""
     watch = Watch(rounded if "store" in asked else unchanged) if check else None
-    llm = start(
-        model,
-        asked,
-        max_model_len=2800,
-        max_num_seqs=12,
-        kv_cache_memory_bytes=160 << 20,
-        kv_cache_dtype=kv_cache_dtype,
-    )
-    done = [answer(llm, prompts, TOKENS) for prompts in calls]
+    sizes = {"max_model_len": 2800, "max_num_seqs": 12, "kv_cache_memory_bytes": 160 << 20}
+    llm = start(model, asked, **{**sizes, **engine})
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    preempt, preempted = scheduler._preempt_request, []
+
+    def _preempt_request(request, *rest, **named):
+        preempted.append(request.num_output_tokens)
+        preempt(request, *rest, **named)
+
+    scheduler._preempt_request = _preempt_request
+    done = [answer(llm, prompts, tokens) for prompts in calls]
     from kvtune.engines.vllm.plugin.counters import counters
 
     figures = {name: counters().get(name) for name in ("pages_seen", "pages_read")}
-    return {"calls": done, **figures, **(watch.told() if watch else {})}
+    return {"calls": done, "preempted": preempted, **figures, **(watch.told() if watch else {})}
 
 
 def unchanged(vectors):
@@ -102,7 +105,12 @@ class Watch:
         from kvtune.kernels.pages import page_bounds, page_scores
 
         cells = [impl.kept[page] for page in pages]
-        order = [(page, offset) for page, cell in enumerate(cells) for offset in range(len(cell))]
+        # Tokens after it may be there already, where an answer is computed again.
+        in_last = length - (len(chosen[0]) - 1) * PAGE
+        order = [
+            (page, offset) for page, cell in enumerate(cells[:-1]) for offset in range(len(cell))
+        ]
+        order += [(len(cells) - 1, offset) for offset in range(in_last)]
         keys = torch.stack([cells[page][offset][0] for page, offset in order], dim=1)
         values = torch.stack([cells[page][offset][1] for page, offset in order], dim=1)
         scores = page_scores(query, *page_bounds(keys, PAGE), "max")

@@ -8,6 +8,8 @@ from contracts.processor import needs_avx512
 
 pytestmark = pytest.mark.integration
 
+PAGE = 32
+
 
 def prompt(length, seed):
     return [(position * (7919 + 2 * seed) + seed) % 40_000 + 100 for position in range(length)]
@@ -58,3 +60,27 @@ def test_each_step_reads_the_pages_that_the_reference_engine_would(run, asked, k
     if kv_cache_dtype == "auto":
         assert told["error"] < 1e-4
     assert told["pages_read"] < 0.6 * told["pages_seen"]
+
+
+# Two that grow to 7 and 8 pages in a pool of 13.
+GROWING = [prompt(150, 30), prompt(170, 31)]
+ROOMY = {"calls": [GROWING], "tokens": 72, "max_model_len": 256}
+TIGHT = ROOMY | {"num_gpu_blocks_override": 14}
+
+
+def test_preempted_requests_are_answered_as_by_stock_vllm_with_a_budget_of_all_pages(run):
+    stock = run(asked={}, **ROOMY)
+    ours = run(asked={"quest": {"budget_tokens": 8192}}, **TIGHT)
+    assert max(ours["preempted"]) > 0, "nobody was preempted after its first token"
+    assert_same(ours["calls"], stock["calls"])
+
+
+def test_preempted_requests_read_again_what_they_would_with_room(run):
+    roomy, tight = run(asked=PAGES, **ROOMY), run(asked=PAGES, check=True, **TIGHT)
+    assert roomy["preempted"] == []
+    assert max(tight["preempted"]) > PAGE, "no page of an answer was computed again"
+    assert_same(tight["calls"], roomy["calls"])
+    assert tight["missed"] < 1e-5
+    assert tight["error"] < 1e-4
+    # In three layers, each token of the answers but the first, and those that came again.
+    assert tight["rows"] == 3 * (2 * 71 + sum(count - 1 for count in tight["preempted"]))

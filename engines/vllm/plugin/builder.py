@@ -37,7 +37,7 @@ def builder_class(stock: type, asked: PluginConfig, stock_impl: type) -> type:
     """
     from vllm.v1.attention.backend import AttentionCGSupport
 
-    from kvtune.engines.vllm.plugin import self_test
+    from kvtune.engines.vllm.plugin import prompts, self_test
 
     class Builder(stock):  # type: ignore[misc]
         # A table that is put in later would be one with every page in it.
@@ -67,6 +67,7 @@ def builder_class(stock: type, asked: PluginConfig, stock_impl: type) -> type:
             if asked.quest is not None:
                 from kvtune.engines.vllm.plugin import quest
 
+                prompts.listen()
                 self.quest = quest.Steps(self, asked.quest, asked.protect.prefix_tokens)
                 quest.make_room(self, asked.quest)
             if asked.page_eviction is not None:
@@ -83,6 +84,7 @@ def builder_class(stock: type, asked: PluginConfig, stock_impl: type) -> type:
             self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
         ) -> Any:
             whole = common = common_attn_metadata
+            answers = None if self.quest is None else prompts.answers(whole)
             scoring = None
             if self.sink_window is not None:
                 common = kept(common, self.sink_window)
@@ -94,7 +96,7 @@ def builder_class(stock: type, asked: PluginConfig, stock_impl: type) -> type:
             if self.eviction is not None:
                 metadata.eviction = scoring
             if self.quest is not None:
-                metadata = self.quest.prepare(metadata, common)
+                metadata = self.quest.prepare(metadata, common, answers)
             return metadata
 
         def _count(self, whole: Any, common: Any) -> None:

@@ -6,7 +6,8 @@ wants to know of the batch is computed once per step. Where KV heads choose apar
 request of one KV head, over a view of the cache in which a page of one head is a page.
 
 Prompts read everything, down to a last chunk of one token: what they compute is exact, and may be
-published to the prefix cache. Only what decode steps compute is not.
+published to the prefix cache. Only what decode steps compute is not. After a preemption, tokens of
+an answer that are computed again read what they read at first, each for itself.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from kvtune.engines.vllm.plugin.counters import counters
+from kvtune.engines.vllm.plugin.rows import host_lengths
 from kvtune.engines.vllm.plugin.selection import choose, page_scores, pages_to_read
 from kvtune.engines.vllm.plugin.summaries import Summaries, Writes, writes_of
 from kvtune.policies.plugin_config import QuestConfig
@@ -29,13 +31,13 @@ _log = logging.getLogger("vllm.kvtune")
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """The rows of a step that read a part of their pages.
+    """The tokens of a step that read a part of their pages, each in a row of its own.
 
-    `tokens`: their queries among the step's, [rows]. `table`: all their pages, [rows, p], of which
+    `tokens`: which of the step's they are, [rows]. `table`: all their pages, [rows, p], of which
     the first `held` are theirs and `kept` are read, among them the first `protected` of each row.
-    `metadata`: the stock kernel's for these rows
-    (each of them once per KV head where heads choose apart), but for the pages. `others`: the stock
-    kernel's for the whole step, in which these rows are as short as can be; None without others.
+    `metadata`: the stock kernel's for these rows (each of them once per KV head where heads choose
+    apart), but for the pages. `others`: the stock kernel's for the whole step, in which rows that
+    have no other token are as short as can be; None where all are such.
     """
 
     tokens: Tensor
@@ -81,47 +83,57 @@ class Steps:
             self.per_head.num_heads = builder.num_heads // self.parts
             self.per_head.num_kv_heads = 1
 
-    def prepare(self, metadata: Any, common: Any) -> Any:
-        """Say in a step's `metadata` what its layers have to do; `common` is of the same rows."""
+    def prepare(self, metadata: Any, common: Any, answers: Tensor | None) -> Any:
+        """Say in a step's `metadata` what its layers have to do; `common` is of the same rows.
+
+        `answers`: which tokens are of answers, [tokens], on the host; None where nobody knows.
+        """
         writes = writes_of(common.slot_mapping, self.page_tokens)
-        metadata.quest = Step(writes, self._sparse(common))
+        metadata.quest = Step(writes, self._sparse(common, answers))
         return metadata
 
-    def _sparse(self, common: Any) -> Sparse | None:
-        starts = common.query_start_loc_cpu
-        lengths = common.seq_lens_cpu_upper_bound
-        if lengths is None:
-            lengths = common.seq_lens.cpu()
+    def _sparse(self, common: Any, answers: Tensor | None) -> Sparse | None:
+        starts, ends = common.query_start_loc_cpu.long(), host_lengths(common)
+        queries = starts.diff()
+        if answers is None:
+            self._say_unknown()
+            every = -(-ends[queries == 1] // self.page_tokens)
+            self._count(every, every)
+            return None
+        tokens = answers.nonzero().flatten()
+        rows = torch.repeat_interleave(queries)[tokens]
+        lengths = ends[rows].long() - (starts[rows + 1] - 1 - tokens)
         held = -(-lengths // self.page_tokens)
-        decodes = starts.diff() == 1
-        kept = held
-        if common.is_prefilling is not None:
-            decodes &= ~common.is_prefilling
-            kept = pages_to_read(self.asked, held, self.page_tokens)
-            kept = kept.clamp(min=self.protected + 1).minimum(held)
-        elif not self.is_told:
-            # A row of one token may be the end of a prompt, which others will use.
-            self.is_told = True
-            _log.warning("This vLLM does not tell prompts from answers: Quest reads all pages.")
-        is_sparse = decodes & (kept < held)
-        self._count(held[decodes], kept[decodes])
+        kept = pages_to_read(self.asked, held, self.page_tokens)
+        kept = kept.clamp(min=self.protected + 1).minimum(held)
+        is_step = queries[rows] == 1
+        self._count(held[is_step], kept[is_step])
+        is_sparse = kept < held
         if not is_sparse.any():
             return None
-        rows = is_sparse.nonzero().flatten()
-        held, kept = held[rows].long(), kept[rows].long()
+        tokens, rows, lengths = tokens[is_sparse], rows[is_sparse], lengths[is_sparse]
+        held, kept = held[is_sparse], kept[is_sparse]
+        is_done = torch.zeros(len(queries), dtype=torch.bool)
+        is_done[rows] = queries[rows] == 1
         # All pages that are read but the last are full.
-        read = kept * self.page_tokens - (-lengths[rows]) % self.page_tokens
+        read = kept * self.page_tokens - (-lengths) % self.page_tokens
         device = common.seq_lens.device
         table = common.block_table_tensor[rows.to(device), : int(held.max())].long()
         return Sparse(
-            starts[rows].long().to(device),
+            tokens.to(device),
             table,
             held.to(device),
             kept.to(device),
             self.protected,
             self._rows(common, read.repeat_interleave(self.parts), int(kept.max())),
-            None if bool(is_sparse.all()) else self._others(common, lengths, is_sparse),
+            None if bool(is_done.all()) else self._others(common, ends, is_done),
         )
+
+    def _say_unknown(self) -> None:
+        # A row of one token may be the end of a prompt, which others will use.
+        if not self.is_told:
+            self.is_told = True
+            _log.warning("This vLLM does not tell prompts from answers: Quest reads all pages.")
 
     def _rows(self, common: Any, lengths: Tensor, pages: int) -> Any:
         """The stock kernel's metadata for rows of one token that read so many tokens."""
@@ -147,9 +159,9 @@ class Steps:
             ),
         )
 
-    def _others(self, common: Any, lengths: Tensor, is_sparse: Tensor) -> Any:
-        """The stock kernel's metadata in which sparse rows cost next to nothing."""
-        short = torch.where(is_sparse, 1, lengths).to(lengths.dtype)
+    def _others(self, common: Any, lengths: Tensor, is_done: Tensor) -> Any:
+        """The stock kernel's metadata in which rows that are done cost next to nothing."""
+        short = torch.where(is_done, 1, lengths).to(lengths.dtype)
         return self.plain.build(
             0,
             common.replace(

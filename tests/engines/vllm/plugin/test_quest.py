@@ -8,7 +8,7 @@ import pytest
 import torch
 from contracts.step_metadata import Common
 
-from kvtune.engines.vllm.plugin import quest
+from kvtune.engines.vllm.plugin import prompts, quest
 from kvtune.engines.vllm.plugin.counters import Counters
 from kvtune.kernels import pages as kernel
 from kvtune.kernels.topk import top_indices
@@ -82,6 +82,7 @@ class Engine:
         self.values = {name: torch.zeros(HEADS, 0, WIDTH) for name in STARTS}
         self.random = torch.Generator().manual_seed(3)
         self.tells_prompts = True
+        self.drawn = []
 
     def step(self, **tokens):
         """Compute so many more tokens of each request; those in `prompt` are still its prompt.
@@ -91,6 +92,12 @@ class Engine:
         prompt = tokens.pop("prompt", ())
         count = sum(tokens.values())
         draw = torch.randint(-3, 4, (3, count, HEADS * GROUP, WIDTH), generator=self.random).float()
+        self.drawn.append(draw)
+        return self.compute(draw, tokens, prompt)
+
+    def compute(self, draw, tokens, prompt=()):
+        """Compute tokens of which this was drawn, as `step` does."""
+        count = sum(tokens.values())
         queries, keys, values = draw[0], draw[1, :, :HEADS], draw[2, :, :HEADS]
         slots, lengths, at = [], [], 0
         for name, more in tokens.items():
@@ -122,7 +129,9 @@ class Engine:
             max_query_len=max(tokens.values()),
             max_seq_len=max(lengths),
         )
-        self.metadata = self.steps.prepare(Builder().build(0, common), common)
+        self.metadata = self.steps.prepare(
+            Builder().build(0, common), common, prompts.answers(common)
+        )
         self.impl.calls.clear()
         output = torch.full_like(queries, float("nan"))
         self.impl.forward(
@@ -227,6 +236,24 @@ def test_the_last_token_of_a_prompt_reads_everything_though_it_comes_alone():
     queries, output = engine.step(a=1, prompt="a")
     assert close(output, engine.dense("a", queries))
     assert engine.impl.calls == [engine.metadata]
+
+
+@pytest.mark.parametrize("per_kv_head", [False, True])
+def test_an_answer_that_is_computed_again_reads_what_it_read_at_first(per_kv_head, monkeypatch):
+    asked = QuestConfig(pages=3, per_kv_head=per_kv_head)
+    first = Engine(asked)
+    _, prompt = first.step(a=37, prompt="a")
+    answered = [first.step(a=1)[1] for _ in range(3 * PAGE)]
+    drawn = torch.cat(first.drawn, dim=1)
+
+    again = Engine(asked)
+    monkeypatch.setattr(prompts, "_told", torch.tensor([37]))
+    # In chunks: of the prompt and some of the answer, and of the rest.
+    _, output = again.compute(drawn[:, :42], {"a": 42}, "a")
+    assert close(output, torch.cat([prompt, *answered[:5]]))
+    assert not close(output[37:], again.dense("a", drawn[0, 37:42]))
+    _, output = again.compute(drawn[:, 42:], {"a": 3 * PAGE - 5})
+    assert close(output, torch.cat(answered[5:]))
 
 
 def test_where_prompts_are_not_told_from_answers_everything_is_read(caplog):
