@@ -18,10 +18,21 @@ def answers(model, asked=None, calls=(), mask=None, prompt=None, **engine):
 
     sizes = {"max_model_len": 2048, "max_num_batched_tokens": 256, "max_num_seqs": 4}
     llm = start(model, asked, **{**sizes, **engine})
+    core = llm.llm_engine.engine_core.engine_core
+    schedule, running = core.scheduler.schedule, [0]
+
+    def watched(*given, **named):
+        scheduled = schedule(*given, **named)
+        running.append(len(core.scheduler.running))
+        return scheduled
+
+    core.scheduler.schedule = watched
     done = [answer(llm, prompts, TOKENS) for prompts in calls]
-    pool = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    pool = core.scheduler.kv_cache_manager.block_pool
     return {
         "calls": done,
+        "most_running": max(running),
+        "told_concurrency": core.vllm_config.cache_config.kv_cache_max_concurrency,
         "pool": pool.num_gpu_blocks - 1,
         "free": pool.get_num_free_blocks(),
         "evicted": counters().get("evicted_tokens", cause="window"),

@@ -74,3 +74,16 @@ def test_prompts_longer_than_the_pool_are_served_and_every_page_returns(run):
     assert tight["free"] == tight["pool"]
     assert roomy["free"] == roomy["pool"]
     assert "failed" in run(asked={}, calls=[[LONG]], **small, may_fail=True)
+
+
+def test_more_requests_run_at_once_in_the_same_pool_and_vllm_says_so(run):
+    # With 64 tokens in flight a request holds 6 pages at most, and 4 requests 24.
+    pool = {"num_gpu_blocks_override": 25, "max_model_len": 352, "max_num_batched_tokens": 64}
+    calls = [[story(20, first) for first in (1, 30, 50, 70)]]
+    stock, ours = run(asked={}, calls=calls, **pool), run(asked=ASKED, calls=calls, **pool)
+    assert (stock["most_running"], ours["most_running"]) == (2, 4)
+    assert stock["told_concurrency"] == pytest.approx(25 / 11)
+    assert ours["told_concurrency"] == pytest.approx(25 / 6)
+    assert ours["free"] == ours["pool"] == 24
+    wider = run(asked={"streaming_llm": {"window_tokens": 128}}, **pool)
+    assert wider["told_concurrency"] == pytest.approx(25 / 8)
