@@ -52,10 +52,12 @@ def answers(common: Any) -> Tensor | None:
     """
     if common.is_prefilling is None:
         return None
-    starts = common.query_start_loc_cpu.long()
+    starts: Tensor = common.query_start_loc_cpu.long()
     queries = starts.diff()
     rows = torch.repeat_interleave(queries)
     if _told is None:
-        return ((queries == 1) & ~common.is_prefilling.cpu())[rows]
+        prompts: Tensor = common.is_prefilling.cpu()
+        return ((queries == 1) & ~prompts)[rows]
     places = torch.arange(len(rows)) + (host_lengths(common).long() - starts[1:])[rows]
-    return places >= _told[: len(queries)].long()[rows]
+    found: Tensor = places >= _told[: len(queries)].long()[rows]
+    return found
