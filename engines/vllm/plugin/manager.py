@@ -18,6 +18,7 @@ from typing import Any
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from kvtune.engines.vllm.plugin.counters import counters
+from kvtune.engines.vllm.plugin.evict.marks import Marks
 from kvtune.engines.vllm.plugin.evict.orders import Eviction, runs
 
 
@@ -43,6 +44,12 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
         # were, so what was the prompt at first is remembered for as long as the pages are held.
         self.first_prompt_tokens: dict[str, int] = {}
         self.dropped_ends: dict[str, int] = {}
+        # What became of prompts is counted as requests end. With a prefix cache only, as vLLM
+        # tells a manager of no request otherwise.
+        self.requests: dict[str, Any] = {}
+        self.spans: Marks | None = None
+        if self.sink_window is not None and self.enable_caching:
+            self.spans = Marks(kv_cache_spec.asked.protect.prefix_tokens, self.block_size)
 
     def publishable_tokens(self, request: Any, num_tokens: int) -> int:
         """How many of a request's first `num_tokens` others may use the pages of."""
@@ -66,6 +73,8 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
         replay_boundaries: Sequence[int],
     ) -> None:
         """Publish the whole pages among the first `num_tokens` that others may use."""
+        if self.spans is not None:
+            self.requests[request.request_id] = request
         super().cache_blocks(
             request,
             self.publishable_tokens(request, num_tokens),
@@ -117,6 +126,10 @@ class PolicyManager(FullAttentionManager):  # type: ignore[misc]
         """Forget a request and hand back its pages."""
         self.evicted.pop(request_id, None)
         self.first_prompt_tokens.pop(request_id, None)
-        self.dropped_ends.pop(request_id, None)
+        dropped_end = self.dropped_ends.pop(request_id, 0)
+        request = self.requests.pop(request_id, None)
+        if self.spans is not None and request is not None and request.is_finished():
+            first = self.sink_window.sink_blocks
+            self.spans.end(request, (1 << max(dropped_end, first)) - (1 << first))
         blocks: list[Any] = super().pop_blocks_for_free(request_id)
         return blocks

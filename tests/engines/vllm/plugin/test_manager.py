@@ -210,6 +210,37 @@ def test_a_preempted_request_is_computed_again_from_what_is_published():
     assert server.pool.get_num_free_blocks() == BOUND
 
 
+def test_how_much_of_prompts_is_kept_is_counted_by_span_as_they_end(monkeypatch):
+    from vllm.v1.request import RequestStatus
+
+    from kvtune.engines.vllm.plugin.counters import Counters
+    from kvtune.engines.vllm.plugin.evict import marks
+
+    figures = Counters(None, {})
+    monkeypatch.setattr(marks, "counters", lambda: figures)
+    asked = STREAMING.model_copy(update={"protect": ProtectConfig(prefix_tokens=20)})
+    server = Server(asked, pool=20)
+    request = server.request(range(200))
+    for status in (RequestStatus.PREEMPTED, RequestStatus.FINISHED_STOPPED):
+        request.num_computed_tokens = 0
+        server.begin(request)
+        server.go_on(request)
+        request.append_output_token_ids(0)
+        server.go_on(request)
+        request.status = RequestStatus.RUNNING
+        if status is not RequestStatus.PREEMPTED:  # vLLM says so when its pages are gone
+            request.status = status
+        server.manager.free(request)
+    server.serve(range(1000, 1030))
+
+    def counted(span):
+        return [figures.get("span_tokens", span=span, kept=kept) for kept in ("yes", "no")]
+
+    # Pages 2 to 8 are between the sinks and the window of page 12, where the long one ends.
+    assert (counted("prefix"), counted("rest")) == ([20, 0], [180 - 7 * SIZE, 7 * SIZE])
+    assert counted("marked") == [0, 0]
+
+
 families = st.lists(
     st.tuples(st.integers(0, 2), st.integers(1, 400), st.integers(0, 40)), max_size=6
 )
