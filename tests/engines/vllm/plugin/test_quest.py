@@ -9,10 +9,12 @@ import torch
 from contracts.step_metadata import Common
 
 from kvtune.engines.vllm.plugin import prompts, quest
+from kvtune.engines.vllm.plugin.builder import kept
 from kvtune.engines.vllm.plugin.counters import Counters
 from kvtune.kernels import pages as kernel
 from kvtune.kernels.topk import top_indices
 from kvtune.policies.plugin_config import QuestConfig
+from kvtune.policies.sink_window import SinkWindow
 
 PAGE, HEADS, GROUP, WIDTH, BLOCKS, LAYERS = 4, 2, 2, 8, 64, 3
 STARTS = {"a": 1, "b": 20, "c": 40}
@@ -73,7 +75,7 @@ def attention(queries, keys, values, mask=None):
 class Engine:
     """One layer of a server: requests grow in it by steps."""
 
-    def __init__(self, asked, layer=LAYERS - 1, protected_tokens=0):
+    def __init__(self, asked, layer=LAYERS - 1, protected_tokens=0, window=None):
         self.steps = quest.Steps(Builder(), asked, protected_tokens)
         self.impl = quest.impl_class(Stock, asked)()
         self.layer = SimpleNamespace(layer_name=f"model.layers.{layer}.self_attn.attn")
@@ -82,6 +84,7 @@ class Engine:
         self.values = {name: torch.zeros(HEADS, 0, WIDTH) for name in STARTS}
         self.random = torch.Generator().manual_seed(3)
         self.tells_prompts = True
+        self.window = window
         self.drawn = []
 
     def step(self, **tokens):
@@ -129,9 +132,10 @@ class Engine:
             max_query_len=max(tokens.values()),
             max_seq_len=max(lengths),
         )
-        self.metadata = self.steps.prepare(
-            Builder().build(0, common), common, prompts.answers(common)
-        )
+        answers = prompts.answers(common)
+        if self.window is not None:
+            common = kept(common, self.window)
+        self.metadata = self.steps.prepare(Builder().build(0, common), common, answers)
         self.impl.calls.clear()
         output = torch.full_like(queries, float("nan"))
         self.impl.forward(
@@ -238,15 +242,18 @@ def test_the_last_token_of_a_prompt_reads_everything_though_it_comes_alone():
     assert engine.impl.calls == [engine.metadata]
 
 
+@pytest.mark.parametrize("window", [None, SinkWindow(PAGE, 4 * PAGE, PAGE)], ids=["all", "window"])
 @pytest.mark.parametrize("per_kv_head", [False, True])
-def test_an_answer_that_is_computed_again_reads_what_it_read_at_first(per_kv_head, monkeypatch):
+def test_an_answer_that_is_computed_again_reads_what_it_read_at_first(
+    per_kv_head, window, monkeypatch
+):
     asked = QuestConfig(pages=3, per_kv_head=per_kv_head)
-    first = Engine(asked)
+    first = Engine(asked, window=window)
     _, prompt = first.step(a=37, prompt="a")
     answered = [first.step(a=1)[1] for _ in range(3 * PAGE)]
     drawn = torch.cat(first.drawn, dim=1)
 
-    again = Engine(asked)
+    again = Engine(asked, window=window)
     monkeypatch.setattr(prompts, "_told", torch.tensor([37]))
     # In chunks: of the prompt and some of the answer, and of the rest.
     _, output = again.compute(drawn[:, :42], {"a": 42}, "a")
