@@ -201,13 +201,14 @@ def rows_of(
 
 
 def score(suite: Suite, metric: str, asked: AskedSuite) -> list[float | None]:
-    """The mean of a metric over a suite's items, with its 90% interval."""
+    """The mean of a share over a suite's items, with its 90% interval."""
     values = []
     for item, answer in zip(asked.items, asked.answers, strict=True):
         figures = suite.figures(item, answer, answer)
         if metric in figures:
             values.append(figures[metric][0])
-    return list(change_interval(values, bounded=True))
+    mean, low, high = change_interval(values, bounded=True)
+    return [mean, None if low is None else max(low, 0.0), high]
 
 
 def same_answers(ours: AskedSuite, theirs: AskedSuite) -> float:

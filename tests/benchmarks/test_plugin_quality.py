@@ -60,6 +60,13 @@ def test_a_score_that_few_items_change_agrees_but_its_answers_are_not_all_the_sa
     assert row["same_answers"] == pytest.approx(1 - 1 / row["items"])
 
 
+def test_a_score_lies_between_nothing_and_all():
+    rows = rows_of(POLICIES[0], SUITES, asked(lambda n: n == 0), asked(lambda n: n > 0))
+    for row in rows:
+        for mean, low, high in (row["vllm"], row["reference"]):
+            assert 0 <= low <= mean <= high <= 1
+
+
 def test_each_turn_counts_among_the_same_answers():
     ours, theirs = (asked(lambda n: True).suites[1] for _ in range(2))
     chats = [item for item in ours.items if item.follow_ups]
