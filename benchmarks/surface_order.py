@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 from surface_file import Kind, Line, run_of
@@ -17,9 +19,21 @@ from kvtune.profilers.metrics.base import measure
 REFERENCE_EVERY = 6
 """The stock configuration is every so-manieth measurement."""
 
-BEST = 24
-REPEATS = 2
-"""So many of the best points are measured so often again."""
+
+class Again(NamedTuple):
+    """So many of the best points are measured so often again, by the goal with its limits or none.
+
+    What is told of the best point is the truth that searches are judged by, and a lucky one is not
+    it; where limits bite, the best without them are other points.
+    """
+
+    best: int
+    repeats: int
+    limits: bool
+
+
+STAGES = (Again(24, 2, True), Again(12, 2, False), Again(6, 6, True), Again(6, 6, False))
+"""One after the other. A point's repeats count in all of them."""
 
 
 def next_one(spec: SurfaceSpec, lines: Sequence[Line], session: int) -> tuple[Kind, Point] | None:
@@ -45,10 +59,21 @@ def whole_s(spec: SurfaceSpec, lines: Sequence[Line]) -> float | None:
         return None
     # Those that are repeated serve their load fast.
     repeat_s = fmean(fast[: max(1, len(fast) // 3)])
-    repeats = BEST * REPEATS
+    repeats = _most_repeats(spec)
     count = len(spec.order())
     others = (count + repeats) / (REFERENCE_EVERY - 1)
     return count * fmean(points) + repeats * repeat_s + others * fmean(references)
+
+
+def _most_repeats(spec: SurfaceSpec) -> int:
+    """How many there are if the best points with and without limits are others."""
+    total = 0
+    for limits in (True, False) if parse_goal(spec.goal).slos else (True,):
+        before = 0
+        for stage in (stage for stage in STAGES if stage.limits == limits):
+            total += stage.best * (stage.repeats - before)
+            before = stage.repeats
+    return total
 
 
 def _next_point(spec: SurfaceSpec, lines: Sequence[Line]) -> tuple[Kind, Point] | None:
@@ -65,16 +90,20 @@ def _next_point(spec: SurfaceSpec, lines: Sequence[Line]) -> tuple[Kind, Point] 
     for point in by_chance:
         if point not in repeated and point != spec.stock:
             return "repeat", point
-    if len(repeated) >= BEST * REPEATS + len(set(by_chance)):
-        return None
-    ranked = _ranked(spec, lines)[:BEST]
-    left = [point for point in ranked if repeated.count(point) < REPEATS]
-    return ("repeat", min(left, key=repeated.count)) if left else None
+    ranked = cache(lambda limits: _ranked(spec, lines, limits=limits))
+    for stage in STAGES:
+        best = ranked(stage.limits)[: stage.best]
+        left = [point for point in best if repeated.count(point) < stage.repeats]
+        if left:
+            return "repeat", min(left, key=repeated.count)
+    return None
 
 
-def _ranked(spec: SurfaceSpec, lines: Sequence[Line]) -> list[Point]:
+def _ranked(spec: SurfaceSpec, lines: Sequence[Line], *, limits: bool) -> list[Point]:
     """The points by goodput, best first, as if the machine had always been as fast."""
     goal = parse_goal(spec.goal)
+    if not limits:
+        goal = goal.model_copy(update={"slos": ()})
     references = [line for line in lines if line.kind == "reference" and line.load_s]
     at_s = [line.at_s for line in references]
     load_s = [line.load_s or 0.0 for line in references]
