@@ -9,8 +9,8 @@ def start(model, asked, **engine):
         model,
         additional_config={"kvtune": asked} if asked else {},
         distributed_executor_backend="uni",
-        enforce_eager=True,
         **{
+            "enforce_eager": True,
             "dtype": "float32",
             "block_size": 32,
             "max_model_len": 4096,
