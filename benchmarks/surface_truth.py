@@ -55,7 +55,7 @@ class PointTruth:
     """What is known of a point: runs as at mean speed, or the way in which it fails.
 
     `log_rate` is the log of requests a second, with its standard deviation; the times of `runs` are
-    scaled so that their mean is that. `noise` has factors by which the log rate of one measurement
+    scaled so that each has that. `noise` has factors by which the log rate of one measurement
     may be off, `aside_s` is what a measurement takes beside its load, `server_s` what of that its
     server takes to start and to end, and `lines` how often the point was measured.
     """
@@ -132,10 +132,11 @@ def truth_of(recording: Recording, *, shrink: bool = True) -> Truth:
         means, spread = shrunk(points, means, variances)
     found: dict[Point, PointTruth] = {}
     for point, mean, sd, own in zip(points, means, spread, rates, strict=True):
-        factor = float(np.exp(fmean(own) - mean))
+        # Each by itself: what runs differ by is in the noise, and would count twice.
+        alike = zip(runs[point], own, strict=True)
         lines = by_point[point]
         found[point] = PointTruth(
-            runs=tuple(scaled(run, factor) for run in runs[point]),
+            runs=tuple(scaled(run, float(np.exp(rate - mean))) for run, rate in alike),
             log_rate=float(mean),
             log_rate_sd=float(sd),
             noise=noise[_is_preempting(runs[point])].residuals,

@@ -38,7 +38,7 @@ def test_a_search_of_fixed_length_uses_up_its_budget_and_cuts_nothing():
 
 
 def test_where_nothing_is_cut_both_ways_spend_the_same():
-    fixed, cuts = once(FIXED, 5), once(CUTS, 5)
+    fixed, cuts = once(FIXED, 3), once(CUTS, 3)
     assert (fixed.cut, cuts.cut) == (0, 0)
     assert (cuts.servers_s, cuts.pick) == (fixed.servers_s, fixed.pick)
 
