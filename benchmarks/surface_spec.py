@@ -161,7 +161,7 @@ def _bandwidth() -> SurfaceSpec:
             Axis("long-prefill-token-threshold", (0, 256), 0),
         ),
         load=SyntheticSpec(
-            requests=84,
+            requests=56,
             input_tokens="8",
             output_tokens="uniform:16-28",
             shared_prefixes=1,
