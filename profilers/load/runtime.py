@@ -35,9 +35,11 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=factory) as runner, interrupt.caught():
         try:
             found = runner.run(interrupt.watched(main))
-        except asyncio.CancelledError:
-            if not interrupt.came:
-                raise
+        except BaseException as error:
+            # What fails as it is ended does not hide that it was.
+            if interrupt.came:
+                raise KeyboardInterrupt from error
+            raise
         if interrupt.came:
             raise KeyboardInterrupt
         return found

@@ -80,6 +80,18 @@ def test_a_polite_kill_amid_an_answer_ends_the_run_and_not_its_connection(raisin
     assert signal.getsignal(signal.SIGTERM) is raising
 
 
+def test_what_fails_as_it_is_ended_does_not_hide_the_kill(raising):
+    async def failing():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(30)
+        finally:
+            raise OSError("the server is gone")
+
+    with pytest.raises(KeyboardInterrupt):
+        runtime.run(failing())
+
+
 def test_a_signal_that_is_put_off_lets_the_run_go_on():
     noted = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
